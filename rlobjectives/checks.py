@@ -1,0 +1,111 @@
+"""Shape, dtype and finiteness checks with messages a user can act on."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from rlobjectives.errors import CapabilityError, NonFiniteError, ShapeError
+
+__all__ = [
+    "check_choice",
+    "check_finite",
+    "check_floating",
+    "check_integral",
+    "check_mask",
+    "check_number",
+    "check_positive_int",
+    "check_shape",
+    "nonfinite_count",
+]
+
+
+def check_shape(name: str, value: Tensor, expected: tuple[int, ...], why: str) -> None:
+    """Raise a `ShapeError` unless ``value`` has exactly the shape ``expected``.
+
+    Nothing here broadcasts: a ``[b, 1]`` loss against a ``[b, t]`` mask is the classic silent bug.
+    """
+    if tuple(value.shape) != tuple(expected):
+        raise ShapeError(
+            f"{name} has shape {list(value.shape)}; expected {list(expected)} ({why}). "
+            "Nothing is broadcast: give the tensor in that shape."
+        )
+
+
+def check_mask(name: str, value: Tensor) -> None:
+    """Raise unless ``value`` is a boolean tensor (an integer mask is refused, not guessed)."""
+    if value.dtype is not torch.bool:
+        raise ShapeError(
+            f"{name} has dtype {value.dtype}; expected torch.bool, True where the token counts. "
+            f"Convert it with `{name.rsplit('.', 1)[-1]}.bool()`."
+        )
+
+
+def check_floating(name: str, value: Tensor) -> None:
+    """Raise unless ``value`` has a floating-point dtype."""
+    if not value.is_floating_point():
+        raise ShapeError(f"{name} has dtype {value.dtype}; expected a floating-point dtype.")
+
+
+def check_integral(name: str, value: Tensor) -> None:
+    """Raise unless ``value`` holds integers; strings are to be numbered by the caller."""
+    if value.is_floating_point() or value.is_complex() or value.dtype is torch.bool:
+        raise ShapeError(
+            f"{name} has dtype {value.dtype}; expected integers, one id a prompt. "
+            "Number your prompt keys once per rollout (the same prompt twice gets two ids)."
+        )
+
+
+def nonfinite_count(value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Number of NaN and infinite entries at places that count, as a 0-d tensor (no host sync)."""
+    bad = ~torch.isfinite(value)
+    return (bad if mask is None else bad & mask).sum()
+
+
+def check_finite(name: str, value: Tensor, mask: Tensor | None = None) -> None:
+    """Raise a `NonFiniteError` if a counted entry is NaN or infinite.
+
+    This reads the device; it belongs at the data boundary, never in a hot path.
+    """
+    count = int(nonfinite_count(value, mask))
+    if count:
+        total = value.numel() if mask is None else int(mask.sum())
+        raise NonFiniteError(
+            f"{name} has {count:,} non-finite values among {total:,}. Non-finite input is never "
+            "repaired: find its source, or mask the place out."
+        )
+
+
+def check_number(
+    name: str,
+    value: object,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> None:
+    """Raise unless ``value`` is a finite real number in the given interval (bools are refused)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise CapabilityError(f"{name} is {value!r}; expected a number, not {type(value).__name__}.")
+    inside = (value > low if open_low else value >= low) and (value < high if open_high else value <= high)
+    if not math.isfinite(value) or not inside:
+        left = "(" if open_low or low == -math.inf else "["
+        right = ")" if open_high or high == math.inf else "]"
+        raise CapabilityError(
+            f"{name} is {value!r}; expected a finite number in {left}{low:g}, {high:g}{right}."
+        )
+
+
+def check_positive_int(name: str, value: object) -> None:
+    """Raise unless ``value`` is an integer of at least 1 (True is refused)."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise CapabilityError(f"{name} is {value!r}; expected a positive integer.")
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise unless ``value`` is one of the named choices."""
+    if value not in choices:
+        raise CapabilityError(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}.")

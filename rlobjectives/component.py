@@ -1,0 +1,101 @@
+"""What every part has in common: capabilities, window statistics, metrics; and the context it reads."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from rlobjectives.capabilities import Capabilities, TrainerFacts
+from rlobjectives.errors import WindowError
+from rlobjectives.statistics import Stat
+
+__all__ = ["Component", "Metric", "WindowContext"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric a part may report.
+
+    Attributes:
+        kind: The statistic it is; says how it merges over micro-batches and ranks.
+        unit: Unit of the number.
+        meaning: One line for the table in the docs.
+    """
+
+    kind: type[Stat]
+    unit: str
+    meaning: str
+
+
+class Component(abc.ABC):
+    """Base of estimators, losses, reductions and what rides along.
+
+    A part is a frozen dataclass with keyword-only options. What it declares here is static, so that
+    every rank lays its statistics out the same way even when it holds no data.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities()
+    window_statistics: ClassVar[Mapping[str, type[Stat]]] = {}
+    metrics: ClassVar[Mapping[str, Metric]] = {}
+
+    def required(self) -> Capabilities:
+        """The capabilities of this very instance; the class's, unless options change them."""
+        return self.capabilities
+
+    def declared_statistics(self) -> Mapping[str, type[Stat]]:
+        """The window statistics of this very instance; the class's, unless options change them."""
+        return self.window_statistics
+
+    def declared_metrics(self) -> Mapping[str, Metric]:
+        """The metrics of this very instance; the class's, unless options change them."""
+        return self.metrics
+
+    def violations(self, facts: TrainerFacts) -> Iterable[str]:
+        """Mismatches with the trainer that flags alone cannot say, one sentence each."""
+        del facts
+        return ()
+
+
+def _identity(per_sequence: Tensor) -> Tensor:
+    return per_sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowContext:
+    """What a part may know about the whole window: all micro-batches of one step, on all ranks.
+
+    Everything stays on the device as 0-d float64; reading it into Python would be a host sync.
+
+    Attributes:
+        tokens: Counted tokens.
+        sequences: Counted sequences, fully masked ones included.
+        nonempty_sequences: Sequences with at least one counted token.
+        statistics: This part's own merged statistics, by the name it gave them.
+        context_sum: Differentiable sum over the context-parallel ranks of a per-sequence tensor;
+            the identity when there are none.
+        round: Which exchange the statistics come from, for parts that need several.
+    """
+
+    tokens: Tensor
+    sequences: Tensor
+    nonempty_sequences: Tensor
+    statistics: Mapping[str, Stat]
+    context_sum: Callable[[Tensor], Tensor] = _identity
+    round: int = 0
+
+    def __getitem__(self, name: str) -> Stat:
+        """One of the part's own statistics.
+
+        Raises:
+            WindowError: If the part never declared it.
+        """
+        if name not in self.statistics:
+            raise WindowError(
+                f"No window statistic {name!r}; this part has {sorted(self.statistics) or 'none'}. "
+                "Declare it in window_statistics and return it from statistics()."
+            )
+        return self.statistics[name]

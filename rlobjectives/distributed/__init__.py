@@ -1,0 +1,8 @@
+"""Everything that talks to other ranks: one message a window, folded in rank order."""
+
+from rlobjectives.distributed.communicator import LOCAL, Communicator
+from rlobjectives.distributed.context_parallel import full_token_counts
+from rlobjectives.distributed.gradient_scale import GradientScale
+from rlobjectives.distributed.synchronize import Fault, synchronize
+
+__all__ = ["LOCAL", "Communicator", "Fault", "GradientScale", "full_token_counts", "synchronize"]

@@ -1,0 +1,83 @@
+"""The estimator: rewards in, advantages out, in two steps."""
+
+from __future__ import annotations
+
+import abc
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rlobjectives.component import Component, WindowContext
+from rlobjectives.errors import ShapeError
+from rlobjectives.layouts import TokenLayout
+from rlobjectives.rollouts import Rollouts
+from rlobjectives.statistics import Stat
+
+__all__ = ["Estimator"]
+
+
+class Estimator(Component):
+    """Turns rollouts into advantages.
+
+    `estimate` looks at whole prompt groups and talks to nobody. `finalize` turns the estimate into
+    advantages with what the window knows (whitening, counts). Value targets are made between the
+    two, from the raw estimate.
+
+    Attributes:
+        token_level: True when `estimate` gives one number a token, else one a sequence.
+    """
+
+    token_level: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def estimate(self, rollouts: Rollouts) -> Tensor:
+        """Raw advantages of whole groups.
+
+        Args:
+            rollouts: All completions of each prompt that is present.
+
+        Returns:
+            ``[n]`` or, when `token_level`, shaped like the layout's mask. ``[n, k]`` when `finalize`
+            needs more than the number itself: the first column is the raw advantage, the others are
+            this part's own. Float64, no gradient.
+        """
+
+    def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:
+        """What `finalize` must know about the window, from one micro-batch's estimate."""
+        del estimate, layout
+        return {}
+
+    def finalize(self, estimate: Tensor, layout: TokenLayout, context: WindowContext) -> Tensor:
+        """Advantages of one micro-batch: the estimate itself, unless a subclass knows better.
+
+        Args:
+            estimate: The micro-batch's rows of `estimate`.
+            layout: Its layout.
+            context: Merged statistics of the window.
+
+        Returns:
+            ``[n]``, or shaped like the mask.
+        """
+        del layout, context
+        return estimate
+
+    def carries_signal(self, rollouts: Rollouts) -> Tensor:
+        """Whether each group's combined raw advantage differs between its members, bool ``[g]``.
+
+        Judged in float32, the precision it is used in: the test a dynamic-sampling filter wants.
+        Groups are in the order of `Rollouts.groups`. Only for estimators of one number a sequence.
+        """
+        if self.token_level:
+            raise ShapeError(
+                f"{type(self).__name__} gives one advantage a token; carries_signal judges groups of "
+                "sequences. Use a group estimator to filter groups."
+            )
+        estimate = self.estimate(rollouts)
+        combined = (estimate if estimate.dim() == 1 else estimate[:, 0]).to(torch.float32)
+        groups = rollouts.groups
+        low = torch.full((groups.count,), torch.inf, device=combined.device)
+        high = -low
+        low = low.scatter_reduce(0, groups.index, combined, "amin")
+        high = high.scatter_reduce(0, groups.index, combined, "amax")
+        return low < high

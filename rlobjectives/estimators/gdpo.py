@@ -1,0 +1,191 @@
+"""GDPO: standardise each reward by itself inside its group, add, then whiten over the window."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from rlobjectives.capabilities import Capabilities, TrainerFacts
+from rlobjectives.checks import check_choice, check_number
+from rlobjectives.component import WindowContext
+from rlobjectives.errors import CapabilityError
+from rlobjectives.estimators.base import Estimator
+from rlobjectives.estimators.groups import check_singletons
+from rlobjectives.estimators.grpo import grpo_estimate
+from rlobjectives.estimators.whitening import WHITEN_MODES, whiten
+from rlobjectives.layouts import TokenLayout
+from rlobjectives.rollouts import Rollouts
+from rlobjectives.statistics import Moments, Stat
+
+__all__ = ["GDPO"]
+
+
+def _check_weights(weights: tuple[float, ...]) -> None:
+    for weight in weights:
+        check_number("weights", weight)
+    narrow = torch.tensor(weights, dtype=torch.float64).float()
+    for weight, used in zip(weights, narrow.tolist(), strict=True):
+        if weight != 0.0 and (used == 0.0 or used in (float("inf"), float("-inf"))):
+            raise CapabilityError(
+                f"weights holds {weight!r}, which is {used:g} in float32, the precision advantages are "
+                "used in. Choose weights between 1e-37 and 1e38 in size."
+            )
+    for (one, left), (two, right) in itertools.combinations(zip(weights, narrow.tolist(), strict=True), 2):
+        if one != two and left == right:
+            raise CapabilityError(
+                f"weights holds {one!r} and {two!r}, which are the same number in float32. "
+                "Weights that differ must differ there too."
+            )
+    if not any(weights):
+        raise CapabilityError("weights are all zero: no reward would count. Give at least one weight.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GDPO(Estimator):
+    """Group reward-decoupled advantage for several rewards.
+
+        zᵢₖ = (rᵢₖ − mean_g rₖ) / (std_g rₖ + ε)       Sᵢ = Σₖ wₖ zᵢₖ
+        Aᵢ  = (Sᵢ − mean_W S) / (std_W S + ε)          W: all sequences of one optimizer step
+
+    Weights multiply the *standardised* rewards. A column that is constant in a group gives exactly
+    zero there and leaves the others' signal alone; a group in which every weighted column is
+    constant gives exactly zero, also after whitening. With two rewards of equal weight whose sum is
+    constant in a group, the columns cancel: that is the method, not an accident.
+
+    Args:
+        weights: One weight a reward, in the order of ``reward_names`` or by name; None weighs all 1.
+        epsilon: Added to each group's standard deviation, in units of that reward.
+        baseline: ``"inclusive"`` or ``"leave_one_out"`` mean (and std) of the group.
+        whiten_unit: ``"sample"`` counts every sequence once; ``"token"`` counts its tokens (long
+            answers weigh more); ``"none"`` leaves S as it is.
+        whiten_epsilon: Stability constant of the whitening.
+        whiten_mode: ``"add"`` (std + ε), ``"variance"`` (√(var + ε)) or ``"floor"``.
+        on_singleton: ``"error"`` or ``"zero"`` for a prompt with one completion.
+
+    Raises:
+        CapabilityError: With fewer than two rewards, weights that are all zero, not one a reward,
+            named wrongly, or that vanish, overflow or coincide in float32; or a singleton group.
+
+    Source:
+        GDPO, arXiv:2601.05242, Eq. 4, 7 and 6 (as cited by its RFC). TRL 1.16 and NVlabs' TRL fork whiten
+        samples over the *generation* batch with these constants. verl 0.9 whitens tokens: ``epsilon=1e-6,
+        whiten_unit="token", whiten_mode="variance", whiten_epsilon=1e-8``. NeMo: leave-one-out, no ε.
+
+    Example:
+        >>> rewards = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+        >>> GDPO(epsilon=0.0).estimate(Rollouts(rewards=rewards, group_ids=torch.tensor([0, 0])))[:, 0]
+        tensor([ 0.7071, -0.7071], dtype=torch.float64)
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        min_group_size=2, uses_reward_components=True, forbids_normalize_advantages=True
+    )
+    window_statistics: ClassVar[Mapping[str, type[Stat]]] = {"combined": Moments}
+
+    weights: tuple[float, ...] | dict[str, float] | None = None
+    epsilon: float = 1e-4
+    baseline: Literal["inclusive", "leave_one_out"] = "inclusive"
+    whiten_unit: Literal["sample", "token", "none"] = "sample"
+    whiten_epsilon: float = 1e-4
+    whiten_mode: Literal["add", "variance", "floor"] = "add"
+    on_singleton: Literal["error", "zero"] = "error"
+
+    def __post_init__(self) -> None:
+        check_number("epsilon", self.epsilon, low=0.0)
+        check_number("whiten_epsilon", self.whiten_epsilon, low=0.0)
+        check_choice("baseline", self.baseline, ("inclusive", "leave_one_out"))
+        check_choice("whiten_unit", self.whiten_unit, ("sample", "token", "none"))
+        check_choice("whiten_mode", self.whiten_mode, WHITEN_MODES)
+        check_choice("on_singleton", self.on_singleton, ("error", "zero"))
+        if self.weights is not None:
+            values = tuple(self.weights.values() if isinstance(self.weights, dict) else self.weights)
+            self._check_count(len(values), "weights")
+            _check_weights(values)
+
+    @staticmethod
+    def _check_count(count: int, what: str) -> None:
+        if count < 2:
+            raise CapabilityError(
+                f"GDPO separates at least 2 rewards; {what} has {count}. Give every reward its own "
+                "column, or choose GRPO for a single reward."
+            )
+
+    def violations(self, facts: TrainerFacts) -> Iterable[str]:
+        """Rewards that do not match the weights."""
+        count = facts.num_rewards
+        if count is None:
+            return
+        if count < 2:
+            yield f"GDPO separates at least 2 rewards; there is {count}. Add one, or choose GRPO."
+        elif self.weights is not None and len(self.weights) != count:
+            yield f"GDPO has {len(self.weights)} weights for {count} rewards. Give one weight a reward."
+
+    def column_weights(self, names: tuple[str, ...]) -> tuple[float, ...]:
+        """The weights in column order.
+
+        Raises:
+            CapabilityError: If there is not one weight for each named reward.
+        """
+        self._check_count(len(names), "rewards")
+        if self.weights is None:
+            return (1.0,) * len(names)
+        if isinstance(self.weights, dict):
+            if set(self.weights) != set(names):
+                raise CapabilityError(
+                    f"GDPO has weights for {sorted(self.weights)}; the rewards are {sorted(names)}. "
+                    "Give exactly one weight a reward, by its name."
+                )
+            return tuple(self.weights[name] for name in names)
+        if len(self.weights) != len(names):
+            raise CapabilityError(
+                f"GDPO has {len(self.weights)} weights for {len(names)} rewards {names}. "
+                "Give one weight a reward."
+            )
+        return tuple(self.weights)
+
+    def estimate(self, rollouts: Rollouts) -> Tensor:
+        """Combined standardised rewards, before whitening.
+
+        Returns:
+            ``[n, 3]``: the sum S; whether any reward of the sequence is scored; whether its group
+            carries any signal. Scope: group.
+        """
+        weights = rollouts.rewards.new_tensor(self.column_weights(rollouts.reward_names or ()))
+        check_singletons(rollouts, "GDPO", self.on_singleton)
+        assert rollouts.scored is not None
+        standardised = grpo_estimate(
+            rollouts.rewards,
+            rollouts.scored,
+            rollouts,
+            baseline=self.baseline,
+            epsilon=self.epsilon,
+        )
+        spread = ((standardised != 0) & (weights != 0)).any(1).to(torch.float64)
+        groups = rollouts.groups
+        alive = spread.new_zeros(groups.count).scatter_reduce(0, groups.index, spread, "amax")[groups.index]
+        counted = rollouts.scored.any(1).to(torch.float64)
+        return torch.stack([(standardised * weights).sum(1), counted, alive], dim=1)
+
+    def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:
+        """Moments of S over the window's sequences (or tokens)."""
+        combined, scored = estimate[:, 0], estimate[:, 1] > 0
+        if self.whiten_unit == "token":
+            counted = layout.mask & layout.expand(scored)
+            return {"combined": Moments.of(layout.expand(combined), counted)}
+        return {"combined": Moments.of(combined, scored & layout.sequence_mask())}
+
+    def finalize(self, estimate: Tensor, layout: TokenLayout, context: WindowContext) -> Tensor:
+        """Whiten S over the window; groups without signal and unscored sequences stay exactly zero."""
+        del layout
+        combined = estimate[:, 0]
+        if self.whiten_unit == "none":
+            return combined
+        moments = context["combined"]
+        assert isinstance(moments, Moments)
+        white = whiten(combined, moments, ddof=1, epsilon=self.whiten_epsilon, mode=self.whiten_mode)
+        return torch.where((estimate[:, 1] > 0) & (estimate[:, 2] > 0), white, 0.0)

@@ -1,0 +1,43 @@
+"""Whitening: subtract a mean and divide by a spread, the three ways the field writes it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rlobjectives.checks import check_choice
+from rlobjectives.statistics import Moments
+
+__all__ = ["WHITEN_MODES", "whiten"]
+
+WHITEN_MODES = ("add", "variance", "floor")
+
+
+def whiten(values: Tensor, moments: Moments, *, ddof: int, epsilon: float, mode: str = "add") -> Tensor:
+    """Standardise with statistics of a window.
+
+    Args:
+        values: Any shape.
+        moments: Count, mean and second moment of the whole population.
+        ddof: 1 sample, 0 population.
+        epsilon: Stability constant: in units of the values for ``"add"``, squared units otherwise.
+        mode: ``"add"`` is ``/(std + ε)``, ``"variance"`` is ``/√(var + ε)``, ``"floor"`` is
+            ``/√max(var, ε)``.
+
+    Returns:
+        Float64, same shape. Nothing is masked here.
+
+    Example:
+        >>> import torch
+        >>> values = torch.tensor([1.0, 3.0])
+        >>> whiten(values, Moments.of(values), ddof=0, epsilon=0.0)
+        tensor([-1.,  1.], dtype=torch.float64)
+    """
+    check_choice("mode", mode, WHITEN_MODES)
+    variance = moments.variance(ddof)
+    if mode == "add":
+        divisor = variance.sqrt() + epsilon
+    elif mode == "variance":
+        divisor = (variance + epsilon).sqrt()
+    else:
+        divisor = variance.clamp_min(epsilon).sqrt()
+    return (values.double() - moments.mean) / divisor

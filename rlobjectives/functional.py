@@ -1,0 +1,22 @@
+"""Every pure function in one place, for those who want the maths without the parts."""
+
+from rlobjectives.estimators import grpo_estimate, whiten
+from rlobjectives.losses import (
+    clipped_surrogate,
+    importance_ratio,
+    kl_estimate,
+    token_ratio,
+    weighted_sum,
+)
+from rlobjectives.rollouts import reward_matrix
+
+__all__ = [
+    "clipped_surrogate",
+    "grpo_estimate",
+    "importance_ratio",
+    "kl_estimate",
+    "reward_matrix",
+    "token_ratio",
+    "weighted_sum",
+    "whiten",
+]

@@ -1,0 +1,154 @@
+"""What every token layout can do, and the facts about sequences that travel with it."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import Tensor
+
+from rlobjectives.checks import check_integral, check_mask, check_shape
+from rlobjectives.errors import MissingColumnError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["SequenceFacts", "TokenLayout"]
+
+L = TypeVar("L", bound="TokenLayout")
+
+SequenceFacts = Mapping[str, Tensor]
+"""Per-sequence columns ``[n]`` that are about more than the tokens at hand."""
+
+
+class TokenLayout(abc.ABC):
+    """Where tokens lie, which of them count, and to which sequence each belongs.
+
+    Token maths is written once, for tensors shaped like `mask`; a layout supplies the few
+    operations that must know about sequences. Layouts are immutable.
+
+    A layout also carries facts about its sequences that the tokens at hand cannot tell:
+
+    * ``sequence_mask``: False for a sequence that this rank must not count: a dummy row that
+      only keeps ranks in step. (Context-parallel ranks above 0 are handled by the window.)
+    * ``total_tokens``: counted tokens of the whole sequence, when this rank holds only a shard.
+    * ``prompt_tokens`` and ``prompt_sequences``: counted tokens and sequences of the whole prompt
+      group inside the window (`with_prompts`).
+
+    Attributes:
+        mask: Boolean, shaped like the tokens. True where the token carries loss (an action).
+        facts: The per-sequence columns above, by name.
+    """
+
+    mask: Tensor
+    facts: dict[str, Tensor]
+
+    def _set(self, mask: Tensor, facts: SequenceFacts) -> None:
+        check_mask("layout.mask", mask)
+        self.mask = mask
+        self.facts = {name: fact.detach() for name, fact in facts.items()}
+
+    def _check_facts(self) -> None:
+        for name, fact in self.facts.items():
+            check_shape(f"layout.facts[{name!r}]", fact, (self.num_sequences,), "one entry a sequence")
+
+    @property
+    @abc.abstractmethod
+    def num_sequences(self) -> int:
+        """Number of sequences ``n``, fully masked ones included."""
+
+    @abc.abstractmethod
+    def expand(self, per_sequence: Tensor) -> Tensor:
+        """Give every token the number of its sequence.
+
+        Args:
+            per_sequence: ``[n]``.
+
+        Returns:
+            Shaped like `mask`. Padding gets some finite neighbour's number; the mask decides.
+        """
+
+    @abc.abstractmethod
+    def segment_sum(self, per_token: Tensor) -> Tensor:
+        """Sum the *counted* tokens of each sequence, selecting so that masked NaN stays out.
+
+        Args:
+            per_token: Shaped like `mask`.
+
+        Returns:
+            ``[n]`` in the dtype given. Differentiable.
+        """
+
+    @abc.abstractmethod
+    def rows(self: L, index: Tensor | slice) -> L:
+        """The layout of the chosen sequences, facts included. Packed layouts repack."""
+
+    @abc.abstractmethod
+    def rows_of(self, per_token: Tensor, index: Tensor | slice) -> Tensor:
+        """The tokens of the chosen sequences, laid out as `rows` lays them."""
+
+    @abc.abstractmethod
+    def with_facts(self, **facts: Tensor) -> Self:
+        """A copy that carries more facts (or other values of those it has)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of every token tensor in this layout."""
+        return tuple(self.mask.shape)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the mask."""
+        return self.mask.device
+
+    def check(self, name: str, per_token: Tensor) -> None:
+        """Raise a `ShapeError` unless the tensor is shaped like the mask."""
+        check_shape(name, per_token, self.shape, "the shape of layout.mask")
+
+    def select(self, per_token: Tensor, other: float = 0.0) -> Tensor:
+        """The counted tokens' values, and ``other`` everywhere else (never a product)."""
+        return torch.where(self.mask, per_token, other)
+
+    def local_counts(self) -> Tensor:
+        """Counted tokens of each sequence on this rank, float64 ``[n]``."""
+        return self.segment_sum(self.mask.to(torch.float64))
+
+    def token_counts(self) -> Tensor:
+        """Counted tokens of each whole sequence, float64 ``[n]``, also when this rank has a shard."""
+        total = self.facts.get("total_tokens")
+        return self.local_counts() if total is None else total.to(torch.float64)
+
+    def sequence_mask(self) -> Tensor:
+        """Which sequences this rank counts, bool ``[n]``."""
+        mask = self.facts.get("sequence_mask")
+        if mask is None:
+            return torch.ones(self.num_sequences, dtype=torch.bool, device=self.device)
+        return mask.bool()
+
+    def fact(self, name: str, remedy: str) -> Tensor:
+        """A fact that must be there, as float64 ``[n]``.
+
+        Raises:
+            MissingColumnError: Naming the fact and the ``remedy``.
+        """
+        if name not in self.facts:
+            raise MissingColumnError(f"The layout carries no {name!r}. {remedy}")
+        return self.facts[name].to(torch.float64)
+
+    def with_prompts(self, group_ids: Tensor) -> Self:
+        """A copy that knows the size of each prompt group, for prompt-level reductions.
+
+        Call it on the layout that holds every sequence of the window's prompts (before cutting
+        it into micro-batches with `rows`).
+
+        Args:
+            group_ids: Integer prompt of each sequence, ``[n]``.
+        """
+        check_integral("group_ids", group_ids)
+        check_shape("group_ids", group_ids, (self.num_sequences,), "one id a sequence")
+        unique, index = torch.unique(group_ids, return_inverse=True)
+        counts = torch.stack([self.token_counts(), self.sequence_mask().to(torch.float64)], dim=1)
+        per_group = counts.new_zeros(unique.numel(), 2).index_add_(0, index, counts)
+        return self.with_facts(prompt_tokens=per_group[index, 0], prompt_sequences=per_group[index, 1])

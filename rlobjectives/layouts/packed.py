@@ -1,0 +1,109 @@
+"""Packed batches: sequences end to end in one dimension, without padding between them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlobjectives.checks import check_integral, check_shape
+from rlobjectives.errors import ShapeError
+from rlobjectives.layouts.base import TokenLayout
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["PackedLayout"]
+
+
+class PackedLayout(TokenLayout):
+    """Sequences laid end to end; sequence ``i`` is ``[cu_seqlens[i], cu_seqlens[i + 1])``.
+
+    Args:
+        cu_seqlens: Integer ``[n + 1]``, starts at 0, never falls, ends at ``l``. Empty sequences
+            (two equal entries) are welcome.
+        mask: Bool ``[l]``, True where the token counts.
+        facts: Per-sequence columns ``[n]`` (see `TokenLayout`).
+
+    Raises:
+        ShapeError: If the boundaries do not tile the tokens. The boundaries are read once, here.
+
+    Example:
+        >>> layout = PackedLayout(torch.tensor([0, 2, 3]), torch.tensor([True, True, True]))
+        >>> layout.segment_sum(torch.tensor([1.0, 2.0, 4.0])).tolist()
+        [3.0, 4.0]
+    """
+
+    def __init__(self, cu_seqlens: Tensor, mask: Tensor, **facts: Tensor) -> None:
+        check_integral("cu_seqlens", cu_seqlens)
+        if cu_seqlens.dim() != 1 or mask.dim() != 1 or cu_seqlens.numel() < 1:
+            raise ShapeError(
+                f"cu_seqlens has shape {list(cu_seqlens.shape)} and mask {list(mask.shape)}; "
+                "a packed layout needs [n + 1] and [l]."
+            )
+        bounds = cu_seqlens.tolist()
+        falls = any(later < earlier for earlier, later in zip(bounds, bounds[1:], strict=False))
+        if bounds[0] != 0 or bounds[-1] != mask.numel() or falls:
+            raise ShapeError(
+                f"cu_seqlens runs from {bounds[0]} to {bounds[-1]}{' and falls on the way' if falls else ''}; "
+                f"expected boundaries that start at 0, never fall and end at {mask.numel()} (the tokens)."
+            )
+        self.cu_seqlens = cu_seqlens
+        self._set(mask, facts)
+        self._check_facts()
+        lengths = cu_seqlens.diff()
+        self.index = torch.repeat_interleave(
+            torch.arange(lengths.numel(), device=mask.device),
+            lengths.to(mask.device),
+            output_size=mask.numel(),
+        )
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences."""
+        return self.cu_seqlens.numel() - 1
+
+    def expand(self, per_sequence: Tensor) -> Tensor:
+        """Gather each token's sequence number."""
+        check_shape("per_sequence", per_sequence, (self.num_sequences,), "one entry a sequence")
+        return per_sequence[self.index]
+
+    def segment_sum(self, per_token: Tensor) -> Tensor:
+        """Add each counted token to its sequence."""
+        self.check("per_token", per_token)
+        zeros = per_token.new_zeros(self.num_sequences)
+        return zeros.index_add(0, self.index, self.select(per_token))
+
+    def rows(self, index: Tensor | slice) -> PackedLayout:
+        """The chosen sequences, repacked in the order given."""
+        chosen = self._chosen(index)
+        lengths = self.cu_seqlens.diff()[chosen.to(self.cu_seqlens.device)]
+        bounds = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        facts = {name: fact[index] for name, fact in self.facts.items()}
+        return PackedLayout(bounds, self.mask[self._positions(chosen)], **facts)
+
+    def rows_of(self, per_token: Tensor, index: Tensor | slice) -> Tensor:
+        """The tokens of the chosen sequences, repacked in the order given."""
+        self.check("per_token", per_token)
+        return per_token[self._positions(self._chosen(index))]
+
+    def _chosen(self, index: Tensor | slice) -> Tensor:
+        return torch.arange(self.num_sequences, device=self.device)[index]
+
+    def _positions(self, chosen: Tensor) -> Tensor:
+        starts, lengths = (
+            self.cu_seqlens[:-1].to(self.device),
+            self.cu_seqlens.diff().to(self.device),
+        )
+        counts = lengths[chosen]
+        within = torch.arange(int(counts.sum()), device=self.device)
+        within -= torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+        return torch.repeat_interleave(starts[chosen], counts) + within
+
+    def with_facts(self, **facts: Tensor) -> Self:
+        """A copy with more facts."""
+        return type(self)(self.cu_seqlens, self.mask, **{**self.facts, **facts})
+
+    def __repr__(self) -> str:
+        return f"PackedLayout(n={self.num_sequences}, l={self.mask.numel()})"

@@ -1,0 +1,74 @@
+"""Rectangular batches: one row a sequence, padded to a common width."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from rlobjectives.checks import check_shape
+from rlobjectives.errors import ShapeError
+from rlobjectives.layouts.base import TokenLayout
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["PaddedLayout"]
+
+
+class PaddedLayout(TokenLayout):
+    """Sequences as rows of a ``[b, t]`` rectangle; the mask may have holes anywhere.
+
+    Args:
+        mask: Bool ``[b, t]``, True where the token counts.
+        facts: Per-sequence columns ``[b]`` (see `TokenLayout`).
+
+    Raises:
+        ShapeError: If the mask is not a boolean matrix, or a fact has another length.
+
+    Example:
+        >>> layout = PaddedLayout(torch.tensor([[True, True], [True, False]]))
+        >>> layout.token_counts().tolist(), layout.expand(torch.tensor([5.0, 7.0])).tolist()
+        ([2.0, 1.0], [[5.0, 5.0], [7.0, 7.0]])
+    """
+
+    def __init__(self, mask: Tensor, **facts: Tensor) -> None:
+        if mask.dim() != 2:
+            raise ShapeError(
+                f"layout.mask has shape {list(mask.shape)}; a padded layout needs [b, t]. "
+                "For packed tokens use PackedLayout(cu_seqlens=..., mask=...)."
+            )
+        self._set(mask, facts)
+        self._check_facts()
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of rows."""
+        return self.mask.shape[0]
+
+    def expand(self, per_sequence: Tensor) -> Tensor:
+        """Repeat each row's number along the row (a view, no memory)."""
+        check_shape("per_sequence", per_sequence, (self.num_sequences,), "one entry a sequence")
+        return per_sequence.unsqueeze(1).expand(self.shape)
+
+    def segment_sum(self, per_token: Tensor) -> Tensor:
+        """Sum each row over its counted tokens."""
+        self.check("per_token", per_token)
+        return self.select(per_token).sum(1)
+
+    def rows(self, index: Tensor | slice) -> PaddedLayout:
+        """The chosen rows."""
+        facts = {name: fact[index] for name, fact in self.facts.items()}
+        return PaddedLayout(self.mask[index], **facts)
+
+    def rows_of(self, per_token: Tensor, index: Tensor | slice) -> Tensor:
+        """The chosen rows of a token tensor."""
+        self.check("per_token", per_token)
+        return per_token[index]
+
+    def with_facts(self, **facts: Tensor) -> Self:
+        """A copy with more facts."""
+        return type(self)(self.mask, **{**self.facts, **facts})
+
+    def __repr__(self) -> str:
+        return f"PaddedLayout(b={self.mask.shape[0]}, t={self.mask.shape[1]})"

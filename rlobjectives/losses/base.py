@@ -1,0 +1,97 @@
+"""The policy loss: one number a token and its slope."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlobjectives.component import Component, WindowContext
+from rlobjectives.errors import RLObjectivesError
+from rlobjectives.statistics import Stat
+from rlobjectives.tokens import TokenBatch
+
+__all__ = ["PolicyLoss", "TokenLoss", "TokenTerm"]
+
+
+class TokenLoss(NamedTuple):
+    """What a loss says about every token of a micro-batch; nothing here carries gradient.
+
+    Attributes:
+        value: The loss of each token, shaped like the mask. Masked places are ignored.
+        slope: Derivative of the *sequence's summed* loss with respect to this token's log-probability;
+            for a loss that treats tokens one by one, simply the derivative of `value`.
+        metrics: Statistics to report, by the names the part declares.
+    """
+
+    value: Tensor
+    slope: Tensor
+    metrics: Mapping[str, Stat] = {}  # noqa: RUF012 — an empty default that nobody writes to
+
+
+class TokenTerm(Component):
+    """Anything that adds a loss to every token: the policy loss, a KL penalty, a distillation term.
+
+    A subclass gives either `value_and_slope` in closed form, or just `value`, and autograd finds the
+    slope.
+
+    A term that ``needs_prepass`` also says what it must know about the whole window before the first
+    loss: `statistics` is called on every micro-batch, merged, and handed back in the context,
+    ``prepass_rounds`` times over.
+
+    Attributes:
+        prepass_rounds: How often `statistics` is exchanged; each round is one collective, and the first
+            rides with the window's own unless it needs advantages.
+        prepass_reads_advantages: Whether `statistics` looks at advantages, which are final only after
+            the window's first collective.
+        sequence_level: Whether one number is shared by all tokens of a sequence, so that weights must
+            not differ inside a sequence.
+    """
+
+    prepass_rounds: ClassVar[int] = 1
+    prepass_reads_advantages: ClassVar[bool] = False
+    sequence_level: ClassVar[bool] = False
+
+    def statistics(self, tokens: TokenBatch, context: WindowContext) -> dict[str, Stat]:
+        """What the term must know about the window, from one micro-batch.
+
+        Args:
+            tokens: One micro-batch, without gradient.
+            context: Statistics of the rounds before this one; ``context.round`` counts from 0. The
+                window's own counts are NaN in a round that rides with the first collective.
+        """
+        del tokens, context
+        return {}
+
+    def value(self, tokens: TokenBatch, context: WindowContext) -> Tensor:
+        """The loss of each token, differentiable in ``tokens.logprobs``.
+
+        Args:
+            tokens: One micro-batch.
+            context: What the window knows.
+
+        Returns:
+            Shaped like the mask. It may hold anything under a false mask.
+        """
+        del tokens, context
+        raise RLObjectivesError(
+            f"{type(self).__name__} gives neither value() nor value_and_slope(). Override one of them."
+        )
+
+    def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
+        """The loss of each token and its slope; by autograd through `value` unless overridden."""
+        with torch.enable_grad():
+            leaf = tokens.layout.select(tokens.logprobs.detach()).requires_grad_()
+            value = self.value(tokens.replace(logprobs=leaf), context)
+            tokens.layout.check(f"{type(self).__name__}.value", value)
+            total = tokens.layout.select(value).sum()
+            slope = torch.zeros_like(leaf)
+            if total.requires_grad:
+                (slope,) = torch.autograd.grad(total, leaf)
+        return TokenLoss(value.detach(), slope)
+
+
+class PolicyLoss(TokenTerm):
+    """The main loss of an objective: the one that turns advantages into a gradient."""

@@ -1,0 +1,172 @@
+"""The objective: estimator, policy loss and reduction, with what rides along."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+
+from torch import Tensor
+
+from rlobjectives import capabilities as capability
+from rlobjectives.capabilities import Capabilities, TrainerFacts
+from rlobjectives.checks import check_number
+from rlobjectives.component import Component, Metric
+from rlobjectives.distributed.communicator import LOCAL, Communicator
+from rlobjectives.errors import CapabilityError
+from rlobjectives.estimators import Estimator
+from rlobjectives.layouts import TokenLayout
+from rlobjectives.losses import ClippedSurrogate, KLPenalty, PolicyLoss
+from rlobjectives.losses.base import TokenTerm
+from rlobjectives.reductions import LossReduction, TokenMean
+from rlobjectives.registry import build
+from rlobjectives.statistics import Mean, Moments, Stat, Sum
+from rlobjectives.window import Window, WindowBuilder
+
+__all__ = ["OBJECTIVE_METRICS", "Objective"]
+
+OBJECTIVE_METRICS = {
+    "loss/total": Metric(Sum, "loss", "the window's loss, everything included"),
+    "loss/policy": Metric(Sum, "loss", "share of the policy loss"),
+    "loss/entropy": Metric(Sum, "loss", "share of the entropy bonus (negative)"),
+    "policy/entropy": Metric(Mean, "nats/token", "entropy of the policy"),
+    "advantage/": Metric(Moments, "advantage", "advantages over tokens, mean and std"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What to train for: three parts, and optional ones.
+
+        loss = Σₜ wₜ · (policy lossₜ + KL penaltyₜ − c_H · entropyₜ)        over the window
+
+    Args:
+        estimator: Rewards to advantages.
+        policy_loss: Log-probabilities to one number a token.
+        reduction: Weight of each token in the window.
+        kl: Penalty on the divergence from a reference policy.
+        entropy_coef: Weight c_H ≥ 0 of the entropy bonus.
+        name: What messages call this objective; the algorithm's name, or the estimator's.
+
+    Raises:
+        CapabilityError: If a part is not of its kind, or two parts contradict each other.
+
+    Example:
+        >>> from rlobjectives import GDPO, FixedBudget
+        >>> objective = Objective(estimator=GDPO(weights=(1.0, 0.5)), reduction=FixedBudget(max_tokens=512))
+        >>> objective.capabilities.min_group_size
+        2
+    """
+
+    estimator: Estimator
+    policy_loss: PolicyLoss = field(default_factory=ClippedSurrogate)
+    reduction: LossReduction = field(default_factory=TokenMean)
+    kl: KLPenalty | None = None
+    entropy_coef: float = 0.0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        kinds = (
+            ("estimator", Estimator),
+            ("policy_loss", PolicyLoss),
+            ("reduction", LossReduction),
+        )
+        for role, kind in kinds:
+            part = getattr(self, role)
+            if not isinstance(part, kind):
+                raise CapabilityError(
+                    f"{role} is {part!r}; expected an instance of {kind.__name__} (did you pass a class or a "
+                    "name? Objective.named builds from names)."
+                )
+        if self.kl is not None and not isinstance(self.kl, KLPenalty):
+            raise CapabilityError(f"kl is {self.kl!r}; expected KLPenalty(coef=...) or None.")
+        check_number("entropy_coef", self.entropy_coef, low=0.0)
+        if not self.name:
+            object.__setattr__(self, "name", type(self.estimator).__name__)
+
+    @classmethod
+    def named(cls, name: str, **overrides: object) -> Objective:
+        """A registered algorithm, or ``"package.module:Class"`` of an estimator or an objective factory.
+
+        Args:
+            name: ``"gdpo"``, ``"dr_grpo"`` …; `rlobjectives algorithms` lists them.
+            overrides: By field: a part, or a dictionary of options for the part the algorithm has.
+
+        Raises:
+            UnknownAlgorithmError: If the name is neither.
+            CapabilityError: If an option does not exist or a required one is missing.
+
+        Example:
+            >>> Objective.named("gdpo", estimator={"weights": (1.0, 0.5)}).estimator.weights
+            (1.0, 0.5)
+        """
+        built = build(name, overrides)
+        return built if isinstance(built, cls) else cls(**built)
+
+    def parts(self) -> dict[str, Component]:
+        """The parts that are there, by field."""
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: part for name, part in found.items() if isinstance(part, Component)}
+
+    def token_terms(self) -> dict[str, TokenTerm]:
+        """The parts that add a loss to every token, by field."""
+        return {name: part for name, part in self.parts().items() if isinstance(part, TokenTerm)}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Needs, prohibitions and support of all parts together."""
+        merged = Capabilities()
+        for part in self.parts().values():
+            merged = merged.merge(part.required())
+        return merged
+
+    def columns(self) -> tuple[str, ...]:
+        """The log-probability columns that the losses read."""
+        needs = self.capabilities
+        names = ["logprobs", "old_logprobs"]
+        names += ["behavior_logprobs"] if needs.needs_behavior_logprobs else []
+        names += ["ref_logprobs"] if needs.needs_ref_logprobs else []
+        names += ["teacher_logprobs"] if needs.needs_teacher else []
+        return (*names, "entropy") if self.entropy_coef else tuple(names)
+
+    def declared_metrics(self) -> dict[str, Metric]:
+        """Every metric this objective may report, by name."""
+        declared = dict(OBJECTIVE_METRICS)
+        for name, part in self.parts().items():
+            declared.update(part.declared_metrics())
+            if isinstance(part, TokenTerm) and name != "policy_loss":
+                declared[f"loss/{name}"] = Metric(Sum, "loss", f"share of {type(part).__name__}")
+        if not self.entropy_coef:
+            del declared["loss/entropy"]
+        return declared
+
+    def metric_kinds(self) -> dict[str, type[Stat]]:
+        """The statistic behind each metric: the same on every rank, with or without data."""
+        return {name: metric.kind for name, metric in self.declared_metrics().items()}
+
+    def check(self, facts: TrainerFacts) -> None:
+        """Compare with what the trainer offers; call it once at set-up.
+
+        Raises:
+            CapabilityError: Listing every mismatch at once.
+        """
+        own = [sentence for part in self.parts().values() for sentence in part.violations(facts)]
+        capability.check(self.name, self.capabilities, facts, own)
+
+    def window(self, communicator: Communicator = LOCAL) -> WindowBuilder:
+        """Open a window: one optimizer step."""
+        return WindowBuilder(self, communicator)
+
+    def freeze(
+        self,
+        micro_batches: Iterable[tuple[Tensor, TokenLayout]],
+        communicator: Communicator = LOCAL,
+    ) -> Window:
+        """`window`, `add` for each pair of estimate and layout, and `freeze`, in one call.
+
+        For objectives without a pre-pass.
+        """
+        builder = self.window(communicator)
+        with builder.guard():
+            for estimate, layout in micro_batches:
+                builder.add(estimate=estimate, layout=layout)
+        return builder.freeze()

@@ -1,0 +1,161 @@
+"""Named algorithms: one literal dictionary of strings, resolved when used."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlobjectives.component import Component
+from rlobjectives.errors import CapabilityError, UnknownAlgorithmError
+
+__all__ = ["ALGORITHMS", "AlgorithmSpec", "build", "resolve"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmSpec:
+    """A named combination of parts, all by name.
+
+    Attributes:
+        summary: What it is, in a few words.
+        parts: Class name of each part, by `Objective` field.
+        options: Options of each part where they differ from the class's defaults, by field.
+        settings: Plain `Objective` fields.
+        source: Where it comes from.
+    """
+
+    summary: str
+    parts: Mapping[str, str]
+    options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
+    source: str
+
+
+ALGORITHMS: dict[str, AlgorithmSpec] = {
+    "dapo": AlgorithmSpec(
+        summary="group-relative advantage, higher upper clip, every token counts the same",
+        parts={"estimator": "GRPO", "policy_loss": "ClippedSurrogate", "reduction": "TokenMean"},
+        options={"policy_loss": {"clip_low": 0.2, "clip_high": 0.28}},
+        source="arXiv:2503.14476",
+    ),
+    "dr_grpo": AlgorithmSpec(
+        summary="centred rewards without a std, constant token budget (give reduction.max_tokens)",
+        parts={"estimator": "GRPO", "policy_loss": "ClippedSurrogate", "reduction": "FixedBudget"},
+        options={"estimator": {"scale": "none"}},
+        source="arXiv:2503.20783",
+    ),
+    "gdpo": AlgorithmSpec(
+        summary="each reward standardised by itself, weighted sum, whitened over the step",
+        parts={"estimator": "GDPO", "policy_loss": "ClippedSurrogate", "reduction": "TokenMean"},
+        source="arXiv:2601.05242",
+    ),
+    "grpo": AlgorithmSpec(
+        summary="reward standardised in its prompt group, every sequence counts the same",
+        parts={"estimator": "GRPO", "policy_loss": "ClippedSurrogate", "reduction": "SequenceMean"},
+        source="arXiv:2402.03300",
+    ),
+    "reinforce": AlgorithmSpec(
+        summary="group-centred reward, plain policy gradient",
+        parts={"estimator": "GRPO", "policy_loss": "Reinforce", "reduction": "SequenceSum"},
+        options={"estimator": {"scale": "none"}},
+        source="Williams 1992",
+    ),
+    "rloo": AlgorithmSpec(
+        summary="leave-one-out baseline, plain policy gradient",
+        parts={"estimator": "RLOO", "policy_loss": "Reinforce", "reduction": "TokenMean"},
+        source="arXiv:2402.14740",
+    ),
+}
+
+
+def resolve(path: str) -> Any:
+    """A public name of `rlobjectives`, or ``"package.module:Name"``.
+
+    Raises:
+        UnknownAlgorithmError: If nothing is there.
+
+    Example:
+        >>> resolve("GDPO").__name__, resolve("rlobjectives.estimators:GDPO").__name__
+        ('GDPO', 'GDPO')
+    """
+    module, _, name = path.rpartition(":")
+    try:
+        return getattr(importlib.import_module(module or "rlobjectives"), name)
+    except (ImportError, AttributeError) as error:
+        raise UnknownAlgorithmError(
+            f"{path!r} cannot be resolved: {error}. Give a public name of rlobjectives or 'package.module:Name'."
+        ) from error
+
+
+def build(name: str, overrides: Mapping[str, object]) -> Any:
+    """Fields of an `Objective` (or an object) for a name, with overrides applied.
+
+    Args:
+        name: A key of `ALGORITHMS`, or ``"package.module:Name"`` of an estimator class or of a callable
+            that returns an `Objective`.
+        overrides: By field: a part, a dictionary of options, or a plain value.
+
+    Raises:
+        UnknownAlgorithmError: If the name is neither.
+        CapabilityError: If an override does not fit.
+    """
+    if name not in ALGORITHMS and ":" not in name:
+        close = difflib.get_close_matches(name, ALGORITHMS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise UnknownAlgorithmError(
+            f"{name!r}. Known: {', '.join(sorted(ALGORITHMS))}.{hint} Or give 'package.module:Class'."
+        )
+    spec = ALGORITHMS.get(name)
+    if spec is None:
+        found = resolve(name)
+        if not (isinstance(found, type) and issubclass(found, Component)):
+            return found(**overrides)
+        spec = AlgorithmSpec(summary="", parts={"estimator": name}, source=name)
+    objective_fields = {one.name for one in dataclasses.fields(resolve("Objective"))}
+    built: dict[str, object] = {"name": name, **spec.settings}
+    for role in {**spec.parts, **overrides}:
+        if role not in objective_fields:
+            close = difflib.get_close_matches(role, objective_fields, n=1)
+            raise CapabilityError(
+                f"{name} has no field {role!r}; an objective has {', '.join(sorted(objective_fields))}."
+                + (f" Did you mean {close[0]!r}?" if close else "")
+            )
+        override = overrides.get(role)
+        if role in overrides and not isinstance(override, Mapping):
+            built[role] = override
+            continue
+        if role not in spec.parts and role != "kl":
+            raise CapabilityError(
+                f"{name} has no {role} to take options; give the part itself, such as {role}=SomeClass(...)."
+            )
+        options = {**spec.options.get(role, {}), **(override or {})}  # type: ignore[dict-item]
+        built[role] = _make(name, role, resolve(spec.parts.get(role, "KLPenalty")), options)
+    return built
+
+
+def _make(algorithm: str, role: str, kind: Callable[..., Any], options: Mapping[str, object]) -> Any:
+    known = [one for one in dataclasses.fields(kind) if one.init]  # type: ignore[arg-type]
+    names = [one.name for one in known]
+    for option in options:
+        if option not in names:
+            close = difflib.get_close_matches(option, names, n=1)
+            raise CapabilityError(
+                f"{algorithm}: {kind.__name__} has no option {option!r}; it has {', '.join(names) or 'none'}."
+                + (f" Did you mean {close[0]!r}?" if close else "")
+            )
+    missing = [
+        one.name
+        for one in known
+        if one.default is dataclasses.MISSING
+        and one.default_factory is dataclasses.MISSING
+        and one.name not in options
+    ]
+    if missing:
+        raise CapabilityError(
+            f"{algorithm}: {kind.__name__} needs {', '.join(missing)}. Say it, for example "
+            f"Objective.named({algorithm!r}, {role}={{{missing[0]!r}: ...}})."
+        )
+    return kind(**options)

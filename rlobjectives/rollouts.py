@@ -1,0 +1,215 @@
+"""Rollouts: the facts about finished sequences that an estimator reads. No gradient anywhere."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlobjectives.checks import check_finite, check_integral, check_shape
+from rlobjectives.errors import MissingColumnError, NonFiniteError, ShapeError
+from rlobjectives.layouts import TokenLayout
+
+__all__ = ["Groups", "Rollouts", "reward_matrix"]
+
+_FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Prompt groups of a batch of sequences: any ids, any order, any sizes.
+
+    Attributes:
+        ids: Sorted unique ids, ``[g]``.
+        index: Position of each sequence's group in `ids`, ``[n]``.
+        sizes: Members of each group, int64 ``[g]``.
+        smallest: Size of the smallest group (0 when there is no sequence), read once.
+    """
+
+    ids: Tensor
+    index: Tensor
+    sizes: Tensor
+    smallest: int
+
+    @classmethod
+    def of(cls, group_ids: Tensor) -> Groups:
+        """Number the groups of integer ids ``[n]``."""
+        check_integral("group_ids", group_ids)
+        ids, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
+        return cls(ids, index, sizes, int(sizes.min()) if sizes.numel() else 0)
+
+    @property
+    def count(self) -> int:
+        """Number of groups."""
+        return self.ids.numel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rollouts:
+    """What an estimator reads: rewards, groups and, for token-level credit, columns of tokens.
+
+    This is the boundary where data enter: shapes, dtypes and finiteness are checked here, once,
+    so that estimators need no host sync. Every tensor is detached.
+
+    Args:
+        rewards: Real numbers ``[n, r]`` (or ``[n]`` for one reward), each in its own unit. Booleans
+            are refused; integers and low precision are widened to float64.
+        group_ids: Integer prompt of each sequence, ``[n]``. Need not be sorted or contiguous.
+        layout: Token layout of the same ``n`` sequences. Needed by estimators that look at tokens.
+        reward_names: Names of the ``r`` rewards; ``reward_0 …`` by default.
+        scored: Bool ``[n, r]``, False where a reward is missing. A missing cell leaves that reward's
+            statistics and adds nothing; whatever it holds is ignored. None: every cell is scored.
+        values: Critic values of each token, shaped like the layout's mask.
+        token_rewards: Rewards given at tokens (KL shaping included), shaped like the layout's mask.
+        session_ids: Integer session of each sequence, ``[n]``, for credit across turns.
+
+    Raises:
+        ShapeError: If shapes disagree, or rewards are boolean.
+        NonFiniteError: If a scored reward is NaN, infinite, or beyond float32.
+
+    Example:
+        >>> rollouts = Rollouts(rewards=torch.tensor([1, 0]), group_ids=torch.tensor([3, 3]))
+        >>> rollouts.rewards.shape, rollouts.reward_names
+        (torch.Size([2, 1]), ('reward_0',))
+    """
+
+    rewards: Tensor
+    group_ids: Tensor
+    layout: TokenLayout | None = None
+    reward_names: tuple[str, ...] | None = None
+    scored: Tensor | None = None
+    values: Tensor | None = None
+    token_rewards: Tensor | None = None
+    session_ids: Tensor | None = None
+    groups: Groups = None  # type: ignore[assignment]  # filled below, from group_ids
+
+    def __post_init__(self) -> None:
+        rewards = self.rewards.detach()
+        if rewards.dtype is torch.bool:
+            raise ShapeError(
+                "rewards has dtype torch.bool; expected numbers. Say what True is worth, "
+                "for example `rewards.float()`."
+            )
+        rewards = (rewards.unsqueeze(1) if rewards.dim() == 1 else rewards).to(torch.float64)
+        if rewards.dim() != 2:
+            raise ShapeError(f"rewards has shape {list(self.rewards.shape)}; expected [n, r] or [n].")
+        count, width = rewards.shape
+        self._set("rewards", rewards)
+        scored = self.scored
+        if scored is None:
+            scored = torch.ones_like(rewards, dtype=torch.bool)
+        elif scored.dim() == 1:
+            scored = scored.unsqueeze(1)
+        check_shape("scored", scored, (count, width), "one flag a reward cell")
+        if scored.dtype is not torch.bool:
+            raise ShapeError(f"scored has dtype {scored.dtype}; expected torch.bool.")
+        self._set("scored", scored)
+        names = self.reward_names or tuple(f"reward_{column}" for column in range(width))
+        if len(names) != width or len(set(names)) != width:
+            raise ShapeError(
+                f"reward_names is {names!r}; expected {width} different names, one a reward column."
+            )
+        self._set("reward_names", tuple(names))
+        check_shape("group_ids", self.group_ids, (count,), "one prompt id a sequence")
+        self._set("groups", Groups.of(self.group_ids))
+        self._check_scored_rewards()
+        self._check_tokens(count)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_scored_rewards(self) -> None:
+        assert self.scored is not None and self.reward_names is not None
+        bad = self.scored & ~(self.rewards.abs() <= _FLOAT32_MAX)
+        if bool(bad.any()):
+            columns = bad.any(0).nonzero().flatten().tolist()
+            names = ", ".join(self.reward_names[column] for column in columns)
+            raise NonFiniteError(
+                f"rewards has {int(bad.sum()):,} values that are NaN, infinite or beyond float32 "
+                f"among {bad.numel():,}, in: {names}. If a reward is missing, say so with `scored` "
+                "(reward_matrix turns None and NaN into unscored cells); it is never guessed."
+            )
+        self._set("rewards", torch.where(self.scored, self.rewards, 0.0))
+
+    def _check_tokens(self, count: int) -> None:
+        if self.layout is not None and self.layout.num_sequences != count:
+            raise ShapeError(
+                f"layout has {self.layout.num_sequences} sequences; rewards has {count} rows. "
+                "Both describe the same sequences, in the same order."
+            )
+        for name in ("values", "token_rewards"):
+            column = getattr(self, name)
+            if column is None:
+                continue
+            self.tokens(f"rollouts.{name}").check(name, column)
+            check_finite(name, column, self.tokens(name).mask)
+            self._set(name, column.detach())
+        if self.session_ids is not None:
+            check_integral("session_ids", self.session_ids)
+            check_shape("session_ids", self.session_ids, (count,), "one session id a sequence")
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences ``n``."""
+        return self.rewards.shape[0]
+
+    def tokens(self, reader: str) -> TokenLayout:
+        """The layout, which ``reader`` needs.
+
+        Raises:
+            MissingColumnError: If the rollouts came without one.
+        """
+        if self.layout is None:
+            raise MissingColumnError(
+                f"{reader} reads tokens, but the rollouts carry no layout. "
+                "Give Rollouts(layout=PaddedLayout(mask)) or a PackedLayout."
+            )
+        return self.layout
+
+
+def reward_matrix(
+    columns: Mapping[str, Sequence[float | None]], device: torch.device | str | None = None
+) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    """Turn what reward functions return into numbers and an explicit mask of what is missing.
+
+    ``None`` and NaN become unscored cells, never a number. Infinities are kept, and refused by
+    `Rollouts`, since they are mistakes rather than absences.
+
+    Args:
+        columns: Scores of all ``n`` sequences, by reward name, in the order the weights follow.
+        device: Where to put the tensors.
+
+    Returns:
+        ``rewards`` float64 ``[n, r]``, ``scored`` bool ``[n, r]``, and the names.
+
+    Raises:
+        ShapeError: If columns differ in length or hold something that is not a real number
+            (a bool included: say what True is worth).
+
+    Example:
+        >>> rewards, scored, names = reward_matrix({"right": [1.0, None], "format": [0.5, 0.0]})
+        >>> rewards.tolist(), scored.tolist(), names
+        ([[1.0, 0.5], [0.0, 0.0]], [[True, True], [False, True]], ('right', 'format'))
+    """
+    lengths = {name: len(scores) for name, scores in columns.items()}
+    if not columns or len(set(lengths.values())) != 1:
+        raise ShapeError(f"Rewards need one score a sequence from every function; got lengths {lengths}.")
+    cells: list[list[float]] = []
+    flags: list[list[bool]] = []
+    for name, scores in columns.items():
+        for row, score in enumerate(scores):
+            if score is not None and (isinstance(score, bool) or not isinstance(score, numbers.Real)):
+                raise ShapeError(
+                    f"reward {name!r} gave {score!r} ({type(score).__name__}) for sequence {row}; "
+                    "expected a real number, or None where it cannot score."
+                )
+        known = [math.nan if score is None else float(score) for score in scores]
+        flags.append([not math.isnan(score) for score in known])
+        cells.append([0.0 if math.isnan(score) else score for score in known])
+    rewards = torch.tensor(cells, dtype=torch.float64, device=device).T.contiguous()
+    scored = torch.tensor(flags, dtype=torch.bool, device=device).T.contiguous()
+    return rewards, scored, tuple(columns)

@@ -1,0 +1,108 @@
+"""TokenBatch: the facts about tokens that a policy loss reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlobjectives.checks import check_floating
+from rlobjectives.errors import MissingColumnError
+from rlobjectives.layouts import TokenLayout
+
+__all__ = ["TokenBatch"]
+
+_COLUMNS = (
+    "logprobs",
+    "old_logprobs",
+    "advantages",
+    "behavior_logprobs",
+    "ref_logprobs",
+    "entropy",
+    "teacher_logprobs",
+)
+_WITH_GRADIENT = ("logprobs", "entropy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenBatch:
+    """Token columns of one micro-batch, all shaped like ``layout.mask``.
+
+    Only `logprobs` and `entropy` carry gradient; every other column is detached here. What a
+    masked token holds never matters.
+
+    Args:
+        logprobs: Log-probability of each token under the policy being trained, in nats, at the
+            temperature the tokens were sampled with.
+        layout: Where the tokens lie and which of them count.
+        advantages: Advantage of each token, from `Window.advantages`.
+        old_logprobs: The same under the policy that starts this round of updates. None says that
+            the policy has not moved since, so the ratio is exactly 1 (with its gradient).
+        behavior_logprobs: The same under the policy that sampled, as the sampler saw it.
+        ref_logprobs: The same under the frozen reference policy.
+        entropy: Entropy of the policy at each token, in nats.
+        teacher_logprobs: The same under a teacher.
+
+    Raises:
+        ShapeError: If a column is not floating point or not shaped like the mask.
+
+    Example:
+        >>> from rlobjectives import PaddedLayout
+        >>> layout = PaddedLayout(torch.tensor([[True, False]]))
+        >>> tokens = TokenBatch(logprobs=torch.tensor([[-1.0, -9.0]]), layout=layout)
+        >>> tokens.num_sequences
+        1
+    """
+
+    logprobs: Tensor
+    layout: TokenLayout
+    advantages: Tensor | None = None
+    old_logprobs: Tensor | None = None
+    behavior_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    entropy: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name in _COLUMNS:
+            column = getattr(self, name)
+            if column is None:
+                continue
+            self.layout.check(name, column)
+            check_floating(name, column)
+            if column.dtype in (torch.float16, torch.bfloat16):
+                column = column.float()
+            object.__setattr__(self, name, column if name in _WITH_GRADIENT else column.detach())
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences."""
+        return self.layout.num_sequences
+
+    def need(self, name: str, reader: str) -> Tensor:
+        """A column that ``reader`` cannot do without.
+
+        Raises:
+            MissingColumnError: If it was not given.
+        """
+        column: Tensor | None = getattr(self, name)
+        if column is None:
+            raise MissingColumnError(
+                f"{reader} reads {name}, but the TokenBatch carries none. Give TokenBatch({name}=...)."
+            )
+        return column
+
+    def old(self) -> Tensor:
+        """`old_logprobs`, or the detached `logprobs` when the policy has not moved."""
+        return self.logprobs.detach() if self.old_logprobs is None else self.old_logprobs
+
+    def replace(self, **columns: Tensor | None) -> TokenBatch:
+        """A copy with other columns."""
+        return dataclasses.replace(self, **columns)  # type: ignore[arg-type]
+
+    def detach(self) -> TokenBatch:
+        """A copy without any gradient."""
+        entropy = None if self.entropy is None else self.entropy.detach()
+        return self.replace(logprobs=self.logprobs.detach(), entropy=entropy)

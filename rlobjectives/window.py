@@ -1,0 +1,409 @@
+"""The window: one optimizer step over all its micro-batches and ranks. Collect, freeze, use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlobjectives.checks import check_shape, nonfinite_count
+from rlobjectives.component import WindowContext
+from rlobjectives.distributed.communicator import Communicator
+from rlobjectives.distributed.synchronize import Fault, exchange
+from rlobjectives.errors import ShapeError, WindowError
+from rlobjectives.estimators.base import Estimator
+from rlobjectives.layouts import TokenLayout
+from rlobjectives.losses.base import TokenTerm
+from rlobjectives.losses.weighted_sum import weighted_sum
+from rlobjectives.rollouts import Rollouts
+from rlobjectives.statistics import Mean, Moments, Stat, Sum, fold
+from rlobjectives.tokens import TokenBatch
+
+if TYPE_CHECKING:
+    from rlobjectives.objective import Objective
+
+__all__ = ["ObjectiveOutput", "Window", "WindowBuilder"]
+
+_COUNTS = ("tokens", "sequences", "nonempty_sequences")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveOutput:
+    """What one micro-batch gives.
+
+    Attributes:
+        loss: 0-d; this micro-batch's share of the window's loss. Multiply by the gradient scale and call
+            ``backward`` once.
+        metrics: Statistics of this micro-batch, merged by `Window.summarize`.
+        faults: Non-finite and counted entries of each column that was read; `Window.summarize` raises on
+            them.
+    """
+
+    loss: Tensor
+    metrics: dict[str, Stat]
+    faults: dict[str, tuple[Tensor, Tensor]] = field(repr=False, default_factory=dict)
+
+
+class WindowBuilder:
+    """Collects the micro-batches of one optimizer step on this rank.
+
+    Whatever goes wrong on one rank between here and `freeze` is kept and raised by `freeze` on *all*
+    ranks, so that nobody waits for a rank that is gone.
+
+    Args:
+        objective: The parts.
+        communicator: The ranks of the window.
+    """
+
+    def __init__(self, objective: Objective, communicator: Communicator) -> None:
+        self.objective = objective
+        self.communicator = communicator
+        self._micro_batches: list[tuple[Tensor, TokenLayout]] = []
+        self._prepass: list[TokenBatch] = []
+        self._fault = Fault()
+        self._frozen = False
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Run code of this rank (scoring, estimating); an exception is raised by `freeze` on all ranks."""
+        try:
+            yield
+        except Exception as error:  # kept, never dropped: freeze() raises it
+            self._fault.note(error)
+
+    def estimate(self, rollouts: Rollouts) -> Tensor:
+        """The estimator's raw advantages; on failure zeros, and `freeze` raises on all ranks."""
+        with self.guard():
+            return self.objective.estimator.estimate(rollouts)
+        return torch.zeros(rollouts.num_sequences, dtype=torch.float64, device=rollouts.rewards.device)
+
+    def add(self, *, estimate: Tensor, layout: TokenLayout) -> None:
+        """Add one micro-batch.
+
+        Args:
+            estimate: The micro-batch's rows of the estimate: ``[n]`` (``[n, k]``), or shaped like the mask
+                for a token-level estimator.
+            layout: Where its tokens lie.
+        """
+        if self._frozen:
+            raise WindowError("This window is frozen. Open a new one with objective.window() for each step.")
+        with self.guard():
+            if not self.communicator.owns_sequences:
+                layout = layout.with_facts(sequence_mask=torch.zeros_like(layout.sequence_mask()))
+            _check_estimate(self.objective.estimator, estimate, layout)
+            self._count_faults(estimate, layout)
+            self._micro_batches.append((estimate.detach(), layout))
+
+    def add_prepass(self, tokens: TokenBatch) -> None:
+        """Add the log-probabilities of the micro-batch last added, for a loss that needs them up front.
+
+        Args:
+            tokens: Its columns; advantages may be missing, the window fills them in.
+        """
+        with self.guard():
+            if len(self._prepass) + 1 != len(self._micro_batches):
+                raise WindowError(
+                    f"add_prepass was called for micro-batch {len(self._prepass)}, but "
+                    f"{len(self._micro_batches)} were added. Call add, then add_prepass, for each in turn."
+                )
+            for name in ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs"):
+                column: Tensor | None = getattr(tokens, name)
+                if column is not None:
+                    self._fault.counts[len(self._prepass), name] = _bad(column, tokens.layout.mask)
+            self._prepass.append(tokens.detach())
+
+    def freeze(self) -> Window:
+        """Exchange all statistics in one collective and fix them.
+
+        A second collective runs only where one statistic needs another's result
+        (`TokenTerm.prepass_rounds`, `TokenTerm.prepass_reads_advantages`).
+
+        Raises:
+            RLObjectivesError: Whatever went wrong on any rank, on all ranks at this point.
+        """
+        self._frozen = True
+        objective, communicator = self.objective, self.communicator
+        prepass = {
+            scope: part for scope, part in objective.token_terms().items() if part.required().needs_prepass
+        }
+        with self.guard():
+            if prepass and len(self._prepass) != len(self._micro_batches):
+                raise WindowError(
+                    f"{objective.name} reads the whole window's log-probabilities before its losses, but "
+                    f"{len(self._prepass)} of {len(self._micro_batches)} micro-batches came with them. "
+                    "Call add_prepass(tokens) after each add()."
+                )
+        window = Window(objective, communicator, {}, 0)
+        start = {scope: int(_waits(part, objective.estimator)) for scope, part in prepass.items()}
+        last = max([0, *(start[scope] + part.prepass_rounds - 1 for scope, part in prepass.items())])
+        statistics: dict[str, Stat] = {}
+        for step in range(last + 1):
+            outgoing = self._window_statistics() if step == 0 else {}
+            for scope, part in prepass.items():
+                turn = step - start[scope]
+                if 0 <= turn < part.prepass_rounds:
+                    outgoing.update(self._prepass_statistics(scope, part, window, turn))
+            outcome = exchange(
+                outgoing, communicator, fault=self._fault, micro_batches=len(self._micro_batches)
+            )
+            statistics.update(outcome.statistics)
+            window = Window(objective, communicator, statistics, outcome.micro_batches)
+        return window
+
+    def _device(self) -> torch.device:
+        if self._micro_batches:
+            return self._micro_batches[0][1].device
+        return self.communicator.device or torch.device("cpu")
+
+    def _window_statistics(self) -> dict[str, Stat]:
+        estimator, reduction = self.objective.estimator, self.objective.reduction
+        collected: dict[str, list[Stat]] = {f"window/{name}": [] for name in _COUNTS}
+        kinds: dict[str, type[Stat]] = dict.fromkeys(collected, Sum)
+        for scope, part in (("estimator", estimator), ("reduction", reduction)):
+            for name, kind in part.declared_statistics().items():
+                collected[f"{scope}/{name}"], kinds[f"{scope}/{name}"] = [], kind
+        with self.guard():
+            for estimate, layout in self._micro_batches:
+                counted = layout.sequence_mask()
+                found: dict[str, Stat] = {
+                    "window/tokens": Sum.of(layout.mask),
+                    "window/sequences": Sum.of(counted),
+                    "window/nonempty_sequences": Sum.of(counted & (layout.token_counts() > 0)),
+                }
+                for scope, stats in (
+                    ("estimator", estimator.statistics(estimate, layout)),
+                    ("reduction", reduction.statistics(layout)),
+                ):
+                    found.update({f"{scope}/{name}": stat for name, stat in stats.items()})
+                _collect(collected, kinds, found)
+        return {name: fold(kinds[name], collected[name], self._device()) for name in kinds}
+
+    def _prepass_statistics(self, scope: str, part: TokenTerm, window: Window, turn: int) -> dict[str, Stat]:
+        kinds = {f"{scope}/{name}": kind for name, kind in part.declared_statistics().items()}
+        collected: dict[str, list[Stat]] = {name: [] for name in kinds}
+        with self.guard():
+            for (estimate, layout), tokens in zip(self._micro_batches, self._prepass, strict=True):
+                ready = tokens
+                if part.prepass_reads_advantages:
+                    ready = tokens.replace(advantages=window.advantages(estimate, layout))
+                found = part.statistics(ready, window.context(scope, turn))
+                _collect(collected, kinds, {f"{scope}/{name}": stat for name, stat in found.items()})
+        return {name: fold(kind, collected[name], self._device()) for name, kind in kinds.items()}
+
+    def _count_faults(self, estimate: Tensor, layout: TokenLayout) -> None:
+        # Judged in float32, the precision advantages are used in: 1e300 is not finite there.
+        mask = layout.mask if self.objective.estimator.token_level else None
+        self._fault.counts[len(self._micro_batches), "estimate"] = _bad(estimate.float(), mask)
+
+
+class Window:
+    """One optimizer step with everything known about it. Immutable; made by `WindowBuilder.freeze`.
+
+    Attributes:
+        objective: The parts.
+        communicator: The ranks.
+        micro_batches: Largest number of micro-batches on any rank: pad the others with dummies up to it.
+        empty: No token counts anywhere; the same on all ranks. Skip backward, optimizer and scheduler.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        communicator: Communicator,
+        statistics: Mapping[str, Stat],
+        micro_batches: int,
+    ) -> None:
+        self.objective = objective
+        self.communicator = communicator
+        self.micro_batches = micro_batches
+        self._statistics = dict(statistics)
+        self._counts = {
+            name: statistics[f"window/{name}"].row[0]
+            if f"window/{name}" in statistics
+            else torch.tensor(torch.nan, dtype=torch.float64)
+            for name in _COUNTS
+        }
+        self._empty: bool | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether no token counts on any rank."""
+        if self._empty is None:
+            self._empty = not bool(self._counts["tokens"] > 0)
+        return self._empty
+
+    def context(self, scope: str, turn: int = 0) -> WindowContext:
+        """What the part in ``scope`` (``"estimator"``, ``"policy_loss"`` …) may know of the window."""
+        prefix = f"{scope}/"
+        own = {
+            name.removeprefix(prefix): stat
+            for name, stat in self._statistics.items()
+            if name.startswith(prefix)
+        }
+        return WindowContext(
+            tokens=self._counts["tokens"],
+            sequences=self._counts["sequences"],
+            nonempty_sequences=self._counts["nonempty_sequences"],
+            statistics=own,
+            context_sum=self.communicator.context_sum,
+            round=turn,
+        )
+
+    def advantages(self, estimate: Tensor, layout: TokenLayout) -> Tensor:
+        """Final advantages of a micro-batch's tokens.
+
+        Args:
+            estimate: Its rows of the estimate, as given to `WindowBuilder.add`.
+            layout: Its layout.
+
+        Returns:
+            Float64, shaped like the mask, 0 where the mask is false. Without gradient.
+        """
+        estimator = self.objective.estimator
+        _check_estimate(estimator, estimate, layout)
+        final = estimator.finalize(estimate.detach(), layout, self.context("estimator"))
+        if not estimator.token_level and final.dim() == 1:
+            final = layout.expand(final)
+        layout.check(f"{type(estimator).__name__}.finalize", final)
+        return layout.select(final)
+
+    def weights(self, layout: TokenLayout) -> Tensor:
+        """Weight of each token in the window's loss: float64, shaped like the mask, 0 where it is false."""
+        weights = self.objective.reduction.weights(layout, self.context("reduction"))
+        if not self.objective.reduction.token_level:
+            weights = layout.expand(weights)
+        layout.check(f"{type(self.objective.reduction).__name__}.weights", weights)
+        return layout.select(weights)
+
+    def loss(self, tokens: TokenBatch) -> ObjectiveOutput:
+        """This micro-batch's share of the window's loss, with metrics. No communication, no host sync.
+
+        Args:
+            tokens: Columns of one micro-batch; a dummy with a mask that is false everywhere gives an exact
+                zero that is attached to the graph.
+
+        Returns:
+            Loss (0-d, in the log-probabilities' precision, float32 at least) and metrics. Gradient flows to
+            ``tokens.logprobs`` and ``tokens.entropy`` only.
+
+        Raises:
+            MissingColumnError: If a part reads a column that is not there.
+        """
+        objective, layout = self.objective, tokens.layout
+        with torch.autocast(layout.device.type, enabled=False):
+            weights = self.weights(layout).to(tokens.logprobs.dtype)
+            frozen = tokens.detach()
+            value = slope = None
+            metrics: dict[str, Stat] = {}
+            for scope, part in objective.token_terms().items():
+                found = part.value_and_slope(frozen, self.context(scope))
+                layout.check(f"{type(part).__name__} value", found.value)
+                metrics.update(found.metrics)
+                metrics[f"loss/{_LOSS_NAMES.get(scope, scope)}"] = Sum.of(found.value * weights, layout.mask)
+                value = found.value if value is None else value + found.value
+                slope = found.slope if slope is None else slope + found.slope
+            assert value is not None and slope is not None
+            loss = weighted_sum(tokens.logprobs, value, slope, weights, layout)
+            if objective.entropy_coef:
+                bonus = layout.select(tokens.need("entropy", "The entropy bonus")) * weights
+                loss = loss - objective.entropy_coef * bonus.sum()
+                metrics["loss/entropy"] = Sum.of(-objective.entropy_coef * bonus, layout.mask)
+        metrics["loss/total"] = Sum.of(loss)
+        if tokens.entropy is not None:
+            metrics["policy/entropy"] = Mean.of(tokens.entropy, layout.mask)
+        if tokens.advantages is not None:
+            metrics["advantage/"] = Moments.of(tokens.advantages, layout.mask)
+        faults = {
+            name: _bad(column, layout.mask)
+            for name in objective.columns()
+            if (column := getattr(tokens, name)) is not None
+        }
+        faults["loss"] = _bad(value * weights, layout.mask)
+        return ObjectiveOutput(loss=loss, metrics=metrics, faults=faults)
+
+    def summarize(
+        self, outputs: Iterable[ObjectiveOutput], extra: Mapping[str, Stat] | None = None
+    ) -> dict[str, float]:
+        """Merge the metrics of all micro-batches and ranks, in one collective, into plain numbers.
+
+        Call it after the last backward and before the optimizer step: it is also where a non-finite
+        log-probability or loss becomes an error, on all ranks together.
+
+        Args:
+            outputs: What `loss` returned for each micro-batch of this rank, dummies included.
+            extra: More statistics to report, the same names on every rank.
+
+        Returns:
+            Metrics by name, equal on all ranks. What nothing was measured for is left out.
+
+        Raises:
+            NonFiniteError: If a column or loss had a NaN or an infinity at a place that counts.
+        """
+        fault = Fault()
+        collected: dict[str, list[Stat]] = {name: [] for name in self.objective.metric_kinds()}
+        kinds = dict(self.objective.metric_kinds())
+        for name, stat in (extra or {}).items():
+            collected[name], kinds[name] = [stat], type(stat)
+        device = self._counts["tokens"].device
+        try:
+            for position, output in enumerate(outputs):
+                _collect(collected, kinds, output.metrics)
+                for name, counts in output.faults.items():
+                    fault.counts[position, name] = counts
+        except Exception as error:  # raised by the exchange, on all ranks
+            fault.note(error)
+        merged = {name: fold(kind, collected[name], device) for name, kind in kinds.items()}
+        result = exchange(merged, self.communicator, fault=fault).statistics
+        labels = ["window/tokens", "window/sequences"]
+        numbers = [self._counts["tokens"], self._counts["sequences"]]
+        measured = [torch.ones_like(number, dtype=torch.bool) for number in numbers]
+        for name, stat in result.items():
+            report = stat.report(name)
+            labels += report
+            numbers += report.values()
+            measured += [stat.measured] * len(report)
+        values = torch.stack([number.to(device) for number in numbers]).tolist()
+        kept = torch.stack([flag.to(device) for flag in measured]).tolist()
+        return {label: value for label, value, keep in zip(labels, values, kept, strict=True) if keep}
+
+
+_LOSS_NAMES = {"policy_loss": "policy"}
+
+
+def _waits(part: TokenTerm, estimator: Estimator) -> bool:
+    final_at_once = not estimator.declared_statistics() and type(estimator).finalize is Estimator.finalize
+    return part.prepass_reads_advantages and not final_at_once
+
+
+def _bad(column: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    total = torch.tensor(column.numel(), device=column.device) if mask is None else mask.sum()
+    return nonfinite_count(column.detach(), mask), total
+
+
+def _collect(
+    collected: dict[str, list[Stat]], kinds: Mapping[str, type[Stat]], found: Mapping[str, Stat]
+) -> None:
+    for name, stat in found.items():
+        if kinds.get(name) is not type(stat):
+            declared = getattr(kinds.get(name), "__name__", "nothing")
+            raise WindowError(
+                f"statistic {name!r} is a {type(stat).__name__}, but {declared} was declared. Declare every "
+                "statistic and metric of a part (window_statistics, metrics), with its kind."
+            )
+        collected[name].append(stat)
+
+
+def _check_estimate(estimator: Estimator, estimate: Tensor, layout: TokenLayout) -> None:
+    name = f"{type(estimator).__name__} estimate"
+    if estimator.token_level:
+        check_shape(name, estimate, layout.shape, "one number a token")
+    elif estimate.dim() not in (1, 2) or estimate.shape[0] != layout.num_sequences:
+        raise ShapeError(
+            f"{name} has shape {list(estimate.shape)}; expected [{layout.num_sequences}] or "
+            f"[{layout.num_sequences}, k], one row a sequence of the layout. Pass estimate[rows] with the "
+            "layout of the same rows."
+        )
