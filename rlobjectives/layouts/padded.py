@@ -27,6 +27,7 @@ class PaddedLayout(TokenLayout):
         ShapeError: If the mask is not a boolean matrix, or a fact has another length.
 
     Example:
+        >>> import torch
         >>> layout = PaddedLayout(torch.tensor([[True, True], [True, False]]))
         >>> layout.token_counts().tolist(), layout.expand(torch.tensor([5.0, 7.0])).tolist()
         ([2.0, 1.0], [[5.0, 5.0], [7.0, 7.0]])
