@@ -66,9 +66,10 @@ class Communicator:
         if self.world_size == 1:
             return row.unsqueeze(0)
         row = row.to(self.device).contiguous()
-        rows = row.new_empty(self.world_size, row.numel())
+        # One flat buffer: gloo takes no other shape for it.
+        rows = row.new_empty(self.world_size * row.numel())
         dist.all_gather_into_tensor(rows, row, group=self.group)
-        return rows
+        return rows.view(self.world_size, -1)
 
     def context_sum(self, per_sequence: Tensor) -> Tensor:
         """Differentiable sum over the context-parallel ranks; the identity without them."""
