@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlobjectives.checks import check_integral, check_mask, check_shape
 from rlobjectives.errors import MissingColumnError
+from rlobjectives.layouts.scan import Piece, reverse_scan
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -82,6 +83,26 @@ class TokenLayout(abc.ABC):
         """
 
     @abc.abstractmethod
+    def cumulative_sum(self, per_token: Tensor) -> Tensor:
+        """Sum of the counted tokens of the same sequence up to and including each position.
+
+        Args:
+            per_token: Shaped like `mask`.
+
+        Returns:
+            Float64, shaped like `mask`. A masked position has the sum of what came before it.
+        """
+
+    @abc.abstractmethod
+    def pieces(self, limit: int | None = None) -> Iterator[Piece]:
+        """Runs of whole neighbouring sequences, so that long batches are worked on in small parts.
+
+        Args:
+            limit: Positions a piece holds at most, unless one sequence alone is longer; by default
+                what suits the device.
+        """
+
+    @abc.abstractmethod
     def rows(self: L, index: Tensor | slice) -> L:
         """The layout of the chosen sequences, facts included. Packed layouts repack."""
 
@@ -92,6 +113,35 @@ class TokenLayout(abc.ABC):
     @abc.abstractmethod
     def with_facts(self, **facts: Tensor) -> Self:
         """A copy that carries more facts (or other values of those it has)."""
+
+    @abc.abstractmethod
+    def with_mask(self, mask: Tensor) -> Self:
+        """A copy in which other tokens count; facts are kept."""
+
+    def reverse_scan(self, delta: Tensor, decay: float | Tensor, tail: Tensor | None = None) -> Tensor:
+        """The recurrence ``yₜ = δₜ + dₜ·y_next(t)`` over the counted tokens of each sequence.
+
+        ``next(t)`` is the next *counted* token: a masked token is skipped without a decay, whatever it
+        holds, and carries the y of the next counted one. A blocked scan, linear in the tokens, in float64
+        inside; there is no loop over tokens and no power that could underflow.
+
+        Args:
+            delta: δ, shaped like `mask`. A NaN at a counted token is loud: it may reach other sequences.
+            decay: d, one number or shaped like `mask`.
+            tail: y beyond the last token of each sequence, ``[n]``; 0 by default.
+
+        Returns:
+            y in the dtype of ``delta``, shaped like `mask`. Scope: one sequence, of which this rank must hold
+            every token. Gradient: none.
+        """
+        self.check("delta", delta)
+        if isinstance(decay, Tensor):
+            self.check("decay", decay)
+            decay = decay.detach()
+        if tail is not None:
+            check_shape("tail", tail, (self.num_sequences,), "one entry a sequence")
+            tail = tail.detach()
+        return reverse_scan(delta.detach(), decay, self.mask, self.pieces(), tail)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 from rlobjectives.checks import check_integral, check_shape
 from rlobjectives.errors import ShapeError
 from rlobjectives.layouts.base import TokenLayout
+from rlobjectives.layouts.scan import Piece, piece_limit
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,6 +53,7 @@ class PackedLayout(TokenLayout):
                 f"expected boundaries that start at 0, never fall and end at {mask.numel()} (the tokens)."
             )
         self.cu_seqlens = cu_seqlens
+        self._bounds: list[int] = bounds
         self._set(mask, facts)
         self._check_facts()
         lengths = cu_seqlens.diff()
@@ -74,6 +78,26 @@ class PackedLayout(TokenLayout):
         self.check("per_token", per_token)
         zeros = per_token.new_zeros(self.num_sequences)
         return zeros.index_add(0, self.index, self.select(per_token))
+
+    def cumulative_sum(self, per_token: Tensor) -> Tensor:
+        """Add along the pack, less what stood before each sequence."""
+        self.check("per_token", per_token)
+        running = self.select(per_token.detach()).cumsum(0, dtype=torch.float64)
+        before = torch.cat([running.new_zeros(1), running])[self.cu_seqlens[:-1].to(self.device)]
+        return running - before[self.index]
+
+    def pieces(self, limit: int | None = None) -> Iterator[Piece]:
+        """Runs of sequences; each is found by bisection, not by walking over them."""
+        bounds, limit = self._bounds, limit or piece_limit(self.device)
+        lengths = self.cu_seqlens.diff().to(self.device)
+        first = 0
+        while bounds[first] < bounds[-1]:
+            start = bounds[first]
+            stop = max(first + 1, bisect_right(bounds, start + limit, first) - 1)
+            end = bounds[stop]
+            if end > start:
+                yield Piece(slice(start, end), slice(first, stop), lengths[first:stop], end - start)
+            first = stop
 
     def rows(self, index: Tensor | slice) -> PackedLayout:
         """The chosen sequences, repacked in the order given."""
@@ -104,6 +128,11 @@ class PackedLayout(TokenLayout):
     def with_facts(self, **facts: Tensor) -> Self:
         """A copy with more facts."""
         return type(self)(self.cu_seqlens, self.mask, **{**self.facts, **facts})
+
+    def with_mask(self, mask: Tensor) -> Self:
+        """A copy with another mask."""
+        self.check("mask", mask)
+        return type(self)(self.cu_seqlens, mask, **self.facts)
 
     def __repr__(self) -> str:
         return f"PackedLayout(n={self.num_sequences}, l={self.mask.numel()})"

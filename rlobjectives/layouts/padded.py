@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from rlobjectives.checks import check_shape
 from rlobjectives.errors import ShapeError
 from rlobjectives.layouts.base import TokenLayout
+from rlobjectives.layouts.scan import Piece, piece_limit
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,7 +30,6 @@ class PaddedLayout(TokenLayout):
         ShapeError: If the mask is not a boolean matrix, or a fact has another length.
 
     Example:
-        >>> import torch
         >>> layout = PaddedLayout(torch.tensor([[True, True], [True, False]]))
         >>> layout.token_counts().tolist(), layout.expand(torch.tensor([5.0, 7.0])).tolist()
         ([2.0, 1.0], [[5.0, 5.0], [7.0, 7.0]])
@@ -57,6 +59,20 @@ class PaddedLayout(TokenLayout):
         self.check("per_token", per_token)
         return self.select(per_token).sum(1)
 
+    def cumulative_sum(self, per_token: Tensor) -> Tensor:
+        """Add along each row."""
+        self.check("per_token", per_token)
+        return self.select(per_token.detach()).cumsum(1, dtype=torch.float64)
+
+    def pieces(self, limit: int | None = None) -> Iterator[Piece]:
+        """Runs of rows."""
+        count, width = self.mask.shape
+        step = max(1, (limit or piece_limit(self.device)) // max(1, width))
+        for start in range(0, count if width else 0, step):
+            rows = slice(start, min(start + step, count))
+            lengths = torch.full((rows.stop - start,), width, dtype=torch.int64, device=self.device)
+            yield Piece(rows, rows, lengths, lengths.numel() * width)
+
     def rows(self, index: Tensor | slice) -> PaddedLayout:
         """The chosen rows."""
         facts = {name: fact[index] for name, fact in self.facts.items()}
@@ -70,6 +86,11 @@ class PaddedLayout(TokenLayout):
     def with_facts(self, **facts: Tensor) -> Self:
         """A copy with more facts."""
         return type(self)(self.mask, **{**self.facts, **facts})
+
+    def with_mask(self, mask: Tensor) -> Self:
+        """A copy with another mask."""
+        self.check("mask", mask)
+        return type(self)(mask, **self.facts)
 
     def __repr__(self) -> str:
         return f"PaddedLayout(b={self.mask.shape[0]}, t={self.mask.shape[1]})"
