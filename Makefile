@@ -6,6 +6,8 @@ STAMPS := $(VENV)/.stamps
 # Runs a program under the variables that tests and demo share.
 RUN    := $(BIN)/python tools/environment.py $(BIN)/
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
+# uv installs in seconds what takes pip minutes; pip stays as the fall-back, for machines where only pip has an index.
+ALL    := --quiet --no-build-isolation --constraint constraints.txt --editable '.[all]'
 # Extra arguments for pytest: make test PYTEST='-k window -x'
 PYTEST ?=
 
@@ -58,13 +60,13 @@ $(STAMPS)/venv: tools/check_machine.py
 # The build tools come with it, because some packages are built here and must not pull their own torch.
 $(STAMPS)/torch: $(STAMPS)/venv
 	$(PIP) install --quiet --constraint constraints.txt pip
-	$(PIP) install --quiet --constraint constraints.txt setuptools wheel hatchling editables ninja
+	$(PIP) install --quiet --constraint constraints.txt setuptools wheel uv hatchling editables ninja
 	$(PIP) install --quiet "$$(grep '^torch==' constraints.txt)"
 	@touch $@
 
 $(STAMPS)/packages: $(STAMPS)/torch pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(PIP) install --quiet --no-build-isolation --constraint constraints.txt --editable '.[all]'
+	$(BIN)/uv pip install --python $(BIN)/python $(ALL) || $(PIP) install $(ALL)
 	$(PIP) check
 	@touch $@
 
