@@ -21,6 +21,10 @@ import torch.distributed as dist
 SEED = 20_240_229
 
 
+class RemoteError(Exception):
+    """Stands for an exception that cannot be pickled, and for a rank that died."""
+
+
 def meet(folder: Path, rank: int, world_size: int, meeting: int) -> None:
     """Join the process group of this meeting; a file needs no free port and survives a killed run."""
     if dist.is_initialized():
@@ -67,19 +71,17 @@ def packed(error: BaseException) -> bytes:
         message = pickle.dumps((False, error))
         pickle.loads(message)
     except Exception:  # noqa: BLE001  # any failure means the same: it does not travel
-        from ranks import RemoteError
-
         stand_in = RemoteError(f"{type(error).__name__}: {error}")
         stand_in.rank_traceback = text  # type: ignore[attr-defined]
         message = pickle.dumps((False, stand_in))
     return message
 
 
-def main(descriptor: int, folder: Path) -> None:
-    """Serve calls until the test process closes the connection."""
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    sys.path.insert(0, str(Path(__file__).parent))
-    connection = Connection(descriptor)
+def serve(connection: Connection, at: str, environment: dict[str, str]) -> None:
+    """Be one rank: serve calls until the test process closes the connection."""
+    os.environ.update(environment)
+    rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    folder = Path(at)
     stack = (folder / f"stack-{rank}").open("w")
     faulthandler.enable(stack)
     faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
@@ -107,7 +109,3 @@ def main(descriptor: int, folder: Path) -> None:
             answer = packed(error)
         faulthandler.cancel_dump_traceback_later()
         connection.send_bytes(answer)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
