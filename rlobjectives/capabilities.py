@@ -28,6 +28,8 @@ class Capabilities:
         requires_sampled_distribution: Its ratio is taken against the distribution that sampled, so
             truncated sampling needs log-probabilities of the truncated distribution.
         forbids_normalize_advantages: A second normalisation would change the objective.
+        communicates_in_loss: Its loss itself sums over the context-parallel ranks, so a loss that is computed
+            again in the backward pass would repeat that exchange.
         supports_context_parallel: Works when a sequence's tokens lie on several ranks.
         supports_partial_window: Works when a prompt's completions fall into different windows.
 
@@ -46,6 +48,7 @@ class Capabilities:
     requires_on_policy: bool = False
     requires_sampled_distribution: bool = False
     forbids_normalize_advantages: bool = False
+    communicates_in_loss: bool = False
     supports_context_parallel: bool = True
     supports_partial_window: bool = True
 
@@ -98,6 +101,13 @@ class TrainerFacts:
         can_prepass: The trainer can run the window's forward once more before the losses.
         context_parallel_size: Ranks that share one sequence's tokens.
         whole_groups_per_window: All completions of a prompt are in one optimizer step.
+        dropout: Largest dropout probability active in a training forward, adapters (LoRA) included.
+        forward_side_effects: What a training forward changes besides its output and the random state, in
+            words: ``("FP8 scaling factors", "batch-norm statistics")``.
+        recomputes_loss: The loss itself is inside an activation checkpoint and computed twice.
+        old_logprobs: ``"recomputed"`` by the trainer, or ``"behavior"`` when the sampler's are used in
+            their place.
+        importance_correction: The trainer already weights tokens for the mismatch with the sampler.
     """
 
     num_generations: int | None = None
@@ -116,6 +126,11 @@ class TrainerFacts:
     can_prepass: bool | None = None
     context_parallel_size: int | None = None
     whole_groups_per_window: bool | None = None
+    dropout: float | None = None
+    forward_side_effects: tuple[str, ...] | None = None
+    recomputes_loss: bool | None = None
+    old_logprobs: str | None = None
+    importance_correction: bool | None = None
 
     def truncation(self) -> str | None:
         """The sampler settings that cut the distribution, in words, or None."""
@@ -199,6 +214,15 @@ def _violations(needs: Capabilities, facts: TrainerFacts) -> Iterable[str]:
             f"cut ({cut}) and the log-probabilities are of the uncut one. Sample without the cut, or "
             'give renormalised log-probabilities (behavior_logprobs = "sampled").'
         )
+    if needs.needs_prepass:
+        yield from _replay_violations(facts)
+    parallel = facts.context_parallel_size or 1
+    if needs.communicates_in_loss and facts.recomputes_loss and parallel > 1:
+        yield (
+            f"its loss sums over the {parallel} context-parallel ranks, and a recomputed loss would repeat "
+            "that exchange in the middle of the backward pass. Leave the loss out of activation "
+            "checkpointing."
+        )
     if needs.forbids_normalize_advantages and facts.normalize_advantages:
         yield (
             "it fixes the scale of its advantages, and normalize_advantages would rescale them. "
@@ -208,3 +232,19 @@ def _violations(needs: Capabilities, facts: TrainerFacts) -> Iterable[str]:
         yield f"it does not support context parallelism; context_parallel_size is {facts.context_parallel_size}."
     if not needs.supports_partial_window and facts.whole_groups_per_window is False:
         yield "it needs all completions of a prompt in one optimizer step. Let windows hold whole prompts."
+
+
+def _replay_violations(facts: TrainerFacts) -> Iterable[str]:
+    # The pass before the losses and the one under them must compute the same log-probabilities.
+    if facts.dropout:
+        yield (
+            f"it reads the window's log-probabilities in a pass before the losses, and with dropout = "
+            f"{facts.dropout} the two passes would see two different policies. Set every dropout (adapters "
+            "included) to 0."
+        )
+    for effect in facts.forward_side_effects or ():
+        yield (
+            f"it runs each forward twice, and a forward here also changes {effect}, so the second pass would "
+            "not repeat the first. Freeze that state, or choose an objective without a pass before its "
+            "losses."
+        )

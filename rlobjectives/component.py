@@ -59,6 +59,15 @@ class Component(abc.ABC):
         del facts
         return ()
 
+    def conflicts(self, parts: Mapping[str, Component]) -> Iterable[str]:
+        """Contradictions with the other parts of an objective (by field), one sentence each."""
+        del parts
+        return ()
+
+    def tolerates(self) -> tuple[str, ...]:
+        """Token columns that may be unknown at some tokens, because this part says what happens there."""
+        return ()
+
 
 def _identity(per_sequence: Tensor) -> Tensor:
     return per_sequence

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_floating
+from rlobjectives.checks import check_floating, check_mask
 from rlobjectives.errors import MissingColumnError
 from rlobjectives.layouts import TokenLayout
 
@@ -22,16 +22,26 @@ _COLUMNS = (
     "ref_logprobs",
     "entropy",
     "teacher_logprobs",
+    "behavior_kl",
+    "teacher_divergence",
 )
-_WITH_GRADIENT = ("logprobs", "entropy")
+_WITH_GRADIENT = ("logprobs", "entropy", "behavior_kl", "teacher_divergence")
+_KNOWN = {
+    "behavior_logprobs": "behavior_known",
+    "teacher_logprobs": "teacher_known",
+    "teacher_divergence": "teacher_known",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenBatch:
     """Token columns of one micro-batch, all shaped like ``layout.mask``.
 
-    Only `logprobs` and `entropy` carry gradient; every other column is detached here. What a
-    masked token holds never matters.
+    Only `logprobs`, `entropy` and the two divergences carry gradient; every other column is detached
+    here. What a masked token holds never matters.
+
+    A column that is missing at some counted tokens is never guessed: say where it is known. At the
+    other places it becomes NaN, which is an error unless a part says what happens there.
 
     Args:
         logprobs: Log-probability of each token under the policy being trained, in nats, at the
@@ -44,6 +54,12 @@ class TokenBatch:
         ref_logprobs: The same under the frozen reference policy.
         entropy: Entropy of the policy at each token, in nats.
         teacher_logprobs: The same under a teacher.
+        behavior_kl: Divergence of the policy from the one that sampled, over the whole vocabulary, in
+            nats (`vocabulary_divergence`). With gradient.
+        teacher_divergence: Divergence of the policy from a teacher (`vocabulary_divergence`,
+            `topk_divergence`), in nats. With gradient.
+        behavior_known: Bool; where the sampler's log-probabilities are known. None: everywhere.
+        teacher_known: Bool; where the teacher's columns are known. None: everywhere.
 
     Raises:
         ShapeError: If a column is not floating point or not shaped like the mask.
@@ -64,8 +80,17 @@ class TokenBatch:
     ref_logprobs: Tensor | None = None
     entropy: Tensor | None = None
     teacher_logprobs: Tensor | None = None
+    behavior_kl: Tensor | None = None
+    teacher_divergence: Tensor | None = None
+    behavior_known: Tensor | None = None
+    teacher_known: Tensor | None = None
 
     def __post_init__(self) -> None:
+        for name in _KNOWN.values():
+            known = getattr(self, name)
+            if known is not None:
+                self.layout.check(name, known)
+                check_mask(name, known)
         for name in _COLUMNS:
             column = getattr(self, name)
             if column is None:
@@ -74,12 +99,20 @@ class TokenBatch:
             check_floating(name, column)
             if column.dtype in (torch.float16, torch.bfloat16):
                 column = column.float()
+            known = self.known(name)
+            if known is not None:
+                column = torch.where(known, column, torch.nan)
             object.__setattr__(self, name, column if name in _WITH_GRADIENT else column.detach())
 
     @property
     def num_sequences(self) -> int:
         """Number of sequences."""
         return self.layout.num_sequences
+
+    def known(self, name: str) -> Tensor | None:
+        """Where a column is known, bool; None when that is everywhere."""
+        flags: Tensor | None = getattr(self, _KNOWN[name]) if name in _KNOWN else None
+        return flags
 
     def need(self, name: str, reader: str) -> Tensor:
         """A column that ``reader`` cannot do without.
@@ -98,11 +131,13 @@ class TokenBatch:
         """`old_logprobs`, or the detached `logprobs` when the policy has not moved."""
         return self.logprobs.detach() if self.old_logprobs is None else self.old_logprobs
 
-    def replace(self, **columns: Tensor | None) -> TokenBatch:
+    def replace(self, **columns: Tensor | TokenLayout | None) -> TokenBatch:
         """A copy with other columns."""
         return dataclasses.replace(self, **columns)  # type: ignore[arg-type]
 
     def detach(self) -> TokenBatch:
         """A copy without any gradient."""
-        entropy = None if self.entropy is None else self.entropy.detach()
-        return self.replace(logprobs=self.logprobs.detach(), entropy=entropy)
+        columns = {name: getattr(self, name) for name in _WITH_GRADIENT}
+        return self.replace(
+            **{name: None if column is None else column.detach() for name, column in columns.items()}
+        )

@@ -29,6 +29,8 @@ FIELDS = (
     "loss",
     "values",
     "statistics",
+    "behavior_kl",
+    "teacher_divergence",
 )
 """Columns a non-finite value can be reported in; travels as a position in this tuple."""
 
