@@ -13,7 +13,7 @@ from rlobjectives.errors import RLObjectivesError
 from rlobjectives.statistics import Stat
 from rlobjectives.tokens import TokenBatch
 
-__all__ = ["PolicyLoss", "TokenLoss", "TokenTerm"]
+__all__ = ["PolicyLoss", "TokenLoss", "TokenPart", "TokenTerm"]
 
 
 class TokenLoss(NamedTuple):
@@ -24,35 +24,37 @@ class TokenLoss(NamedTuple):
         slope: Derivative of the *sequence's summed* loss with respect to this token's log-probability;
             for a loss that treats tokens one by one, simply the derivative of `value`.
         metrics: Statistics to report, by the names the part declares.
+        slopes: Derivative of `value` with respect to other differentiable columns of the batch
+            (``"behavior_kl"``, ``"teacher_divergence"``), by column, shaped like the mask.
     """
 
     value: Tensor
     slope: Tensor
     metrics: Mapping[str, Stat] = {}  # noqa: RUF012 — an empty default that nobody writes to
+    slopes: Mapping[str, Tensor] = {}
 
 
-class TokenTerm(Component):
-    """Anything that adds a loss to every token: the policy loss, a KL penalty, a distillation term.
+class TokenPart(Component):
+    """Anything that reads tokens: losses, penalties, corrections.
 
-    A subclass gives either `value_and_slope` in closed form, or just `value`, and autograd finds the
-    slope.
-
-    A term that ``needs_prepass`` also says what it must know about the whole window before the first
+    A part that ``needs_prepass`` says what it must know about the whole window before the first
     loss: `statistics` is called on every micro-batch, merged, and handed back in the context,
     ``prepass_rounds`` times over.
 
     Attributes:
         prepass_rounds: How often `statistics` is exchanged; each round is one collective, and the first
             rides with the window's own unless it needs advantages.
-        prepass_reads_advantages: Whether `statistics` looks at advantages, which are final only after
-            the window's first collective.
-        sequence_level: Whether one number is shared by all tokens of a sequence, so that weights must
-            not differ inside a sequence.
+        prepass_reads_advantages: Whether `statistics` or `keep` looks at advantages, which are final
+            only after the window's first collective.
     """
 
     prepass_rounds: ClassVar[int] = 1
     prepass_reads_advantages: ClassVar[bool] = False
-    sequence_level: ClassVar[bool] = False
+
+    def round_statistics(self, turn: int) -> Mapping[str, type[Stat]]:
+        """What `statistics` returns in one round; the same in every round, unless a part knows better."""
+        del turn
+        return self.declared_statistics()
 
     def statistics(self, tokens: TokenBatch, context: WindowContext) -> dict[str, Stat]:
         """What the term must know about the window, from one micro-batch.
@@ -64,6 +66,30 @@ class TokenTerm(Component):
         """
         del tokens, context
         return {}
+
+    @property
+    def shrinks_denominator(self) -> bool:
+        """Whether tokens this part drops also leave the policy loss's denominators."""
+        return False
+
+    def keep(self, tokens: TokenBatch, context: WindowContext) -> Tensor:
+        """Which tokens this part leaves in the policy loss, bool, shaped like the mask; all by default."""
+        del context
+        return torch.ones_like(tokens.layout.mask)
+
+
+class TokenTerm(TokenPart):
+    """Anything that adds a loss to every token: the policy loss, a KL penalty, a distillation term.
+
+    A subclass gives either `value_and_slope` in closed form, or just `value`, and autograd finds the
+    slope.
+
+    Attributes:
+        sequence_level: Whether one number is shared by all tokens of a sequence, so that weights must
+            not differ inside a sequence.
+    """
+
+    sequence_level: ClassVar[bool] = False
 
     def value(self, tokens: TokenBatch, context: WindowContext) -> Tensor:
         """The loss of each token, differentiable in ``tokens.logprobs``.

@@ -23,9 +23,12 @@ class LossReduction(Component):
 
     Attributes:
         token_level: True when `weights` gives one weight a token, else one a sequence.
+        follows_mask: True when statistics and weights follow from the layout's mask, so that they can be
+            found again for a smaller one.
     """
 
     token_level: ClassVar[bool] = False
+    follows_mask: ClassVar[bool] = True
 
     def statistics(self, layout: TokenLayout) -> dict[str, Stat]:
         """What `weights` must know beyond the window's counts, from one micro-batch."""

@@ -39,6 +39,7 @@ class PromptMean(LossReduction):
     """
 
     window_statistics: ClassVar[Mapping[str, type[Stat]]] = {"prompts": Sum}
+    follows_mask: ClassVar[bool] = False
 
     def statistics(self, layout: TokenLayout) -> dict[str, Stat]:
         """Each sequence is its share of a prompt, so that any cut counts every prompt once."""
