@@ -15,8 +15,17 @@ from rlobjectives.distributed.communicator import LOCAL, Communicator
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators import Estimator
 from rlobjectives.layouts import TokenLayout
-from rlobjectives.losses import ClippedSurrogate, KLPenalty, PolicyLoss
-from rlobjectives.losses.base import TokenTerm
+from rlobjectives.losses import (
+    OPSM,
+    AdvantageShaping,
+    ClippedSurrogate,
+    Distillation,
+    ImportanceCorrection,
+    KLPenalty,
+    PolicyLoss,
+)
+from rlobjectives.losses.base import TokenPart, TokenTerm
+from rlobjectives.losses.corrections import PolicyCorrection
 from rlobjectives.reductions import LossReduction, TokenMean
 from rlobjectives.registry import build
 from rlobjectives.statistics import Mean, Moments, Stat, Sum
@@ -44,6 +53,9 @@ class Objective:
         policy_loss: Log-probabilities to one number a token.
         reduction: Weight of each token in the window.
         kl: Penalty on the divergence from a reference policy.
+        correction: Weights of the policy loss for the mismatch between sampler and trainer.
+        off_policy_mask: Leaves whole sequences that the policy has drifted from out of the policy loss.
+        distillation: What a teacher adds, to the advantages or to the loss.
         entropy_coef: Weight c_H ≥ 0 of the entropy bonus.
         name: What messages call this objective; the algorithm's name, or the estimator's.
 
@@ -61,6 +73,9 @@ class Objective:
     policy_loss: PolicyLoss = field(default_factory=ClippedSurrogate)
     reduction: LossReduction = field(default_factory=TokenMean)
     kl: KLPenalty | None = None
+    correction: ImportanceCorrection | None = None
+    off_policy_mask: OPSM | None = None
+    distillation: Distillation | None = None
     entropy_coef: float = 0.0
     name: str = ""
 
@@ -79,9 +94,26 @@ class Objective:
                 )
         if self.kl is not None and not isinstance(self.kl, KLPenalty):
             raise CapabilityError(f"kl is {self.kl!r}; expected KLPenalty(coef=...) or None.")
+        optional: tuple[tuple[str, type[Component]], ...] = (
+            ("correction", ImportanceCorrection),
+            ("off_policy_mask", OPSM),
+            ("distillation", Distillation),
+        )
+        for role, expected in optional:
+            part = getattr(self, role)
+            if part is not None and not isinstance(part, expected):
+                raise CapabilityError(
+                    f"{role} is {part!r}; expected an instance of {expected.__name__} or None."
+                )
         check_number("entropy_coef", self.entropy_coef, low=0.0)
         if not self.name:
             object.__setattr__(self, "name", type(self.estimator).__name__)
+        parts = self.parts()
+        found = [sentence for part in parts.values() for sentence in part.conflicts(parts)]
+        if found:
+            raise CapabilityError(
+                "\n  - ".join([f"{self.name} has parts that contradict each other:", *found])
+            )
 
     @classmethod
     def named(cls, name: str, **overrides: object) -> Objective:
@@ -111,6 +143,22 @@ class Objective:
         """The parts that add a loss to every token, by field."""
         return {name: part for name, part in self.parts().items() if isinstance(part, TokenTerm)}
 
+    def token_parts(self) -> dict[str, TokenPart]:
+        """The parts that read tokens, by field."""
+        return {name: part for name, part in self.parts().items() if isinstance(part, TokenPart)}
+
+    def corrections(self) -> dict[str, PolicyCorrection]:
+        """The parts that weight or drop tokens of the policy loss, by field."""
+        return {name: part for name, part in self.parts().items() if isinstance(part, PolicyCorrection)}
+
+    def shapings(self) -> tuple[AdvantageShaping, ...]:
+        """The parts that change advantages token by token."""
+        return tuple(part for part in self.parts().values() if isinstance(part, AdvantageShaping))
+
+    def tolerated(self) -> frozenset[str]:
+        """Columns that may be unknown at some tokens."""
+        return frozenset(name for part in self.parts().values() for name in part.tolerates())
+
     @property
     def capabilities(self) -> Capabilities:
         """Needs, prohibitions and support of all parts together."""
@@ -126,6 +174,7 @@ class Objective:
         names += ["behavior_logprobs"] if needs.needs_behavior_logprobs else []
         names += ["ref_logprobs"] if needs.needs_ref_logprobs else []
         names += ["teacher_logprobs"] if needs.needs_teacher else []
+        names += ["behavior_kl", "teacher_divergence"]
         return (*names, "entropy") if self.entropy_coef else tuple(names)
 
     def declared_metrics(self) -> dict[str, Metric]:

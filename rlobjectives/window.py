@@ -17,7 +17,7 @@ from rlobjectives.distributed.synchronize import Fault, exchange
 from rlobjectives.errors import ShapeError, WindowError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.layouts import TokenLayout
-from rlobjectives.losses.base import TokenTerm
+from rlobjectives.losses.base import TokenLoss, TokenPart
 from rlobjectives.losses.weighted_sum import weighted_sum
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Mean, Moments, Stat, Sum, fold
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["ObjectiveOutput", "Window", "WindowBuilder"]
 
 _COUNTS = ("tokens", "sequences", "nonempty_sequences")
+_PREPASS_COLUMNS = ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +111,11 @@ class WindowBuilder:
                     f"add_prepass was called for micro-batch {len(self._prepass)}, but "
                     f"{len(self._micro_batches)} were added. Call add, then add_prepass, for each in turn."
                 )
-            for name in ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs"):
+            for name in _PREPASS_COLUMNS:
                 column: Tensor | None = getattr(tokens, name)
                 if column is not None:
-                    self._fault.counts[len(self._prepass), name] = _bad(column, tokens.layout.mask)
+                    mask = _readable(self.objective, tokens, name)
+                    self._fault.counts[len(self._prepass), name] = _bad(column, mask)
             self._prepass.append(tokens.detach())
 
     def freeze(self) -> Window:
@@ -128,8 +130,9 @@ class WindowBuilder:
         self._frozen = True
         objective, communicator = self.objective, self.communicator
         prepass = {
-            scope: part for scope, part in objective.token_terms().items() if part.required().needs_prepass
+            scope: part for scope, part in objective.token_parts().items() if part.required().needs_prepass
         }
+        shrinking = {scope: part for scope, part in prepass.items() if part.shrinks_denominator}
         with self.guard():
             if prepass and len(self._prepass) != len(self._micro_batches):
                 raise WindowError(
@@ -139,14 +142,21 @@ class WindowBuilder:
                 )
         window = Window(objective, communicator, {}, 0)
         start = {scope: int(_waits(part, objective.estimator)) for scope, part in prepass.items()}
-        last = max([0, *(start[scope] + part.prepass_rounds - 1 for scope, part in prepass.items())])
+        # Which tokens stay is known once the last round of the parts that drop any is over.
+        rounds = {
+            scope: part.prepass_rounds * bool(part.declared_statistics()) for scope, part in prepass.items()
+        }
+        counting = max([start[scope] + rounds[scope] for scope in shrinking], default=0)
+        last = max([counting, *(start[scope] + rounds[scope] - 1 for scope in prepass)])
         statistics: dict[str, Stat] = {}
         for step in range(last + 1):
             outgoing = self._window_statistics() if step == 0 else {}
             for scope, part in prepass.items():
                 turn = step - start[scope]
-                if 0 <= turn < part.prepass_rounds:
+                if 0 <= turn < rounds[scope]:
                     outgoing.update(self._prepass_statistics(scope, part, window, turn))
+            if shrinking and step == counting:
+                outgoing.update(self._kept_statistics(shrinking.values(), window))
             outcome = exchange(
                 outgoing, communicator, fault=self._fault, micro_batches=len(self._micro_batches)
             )
@@ -168,12 +178,7 @@ class WindowBuilder:
                 collected[f"{scope}/{name}"], kinds[f"{scope}/{name}"] = [], kind
         with self.guard():
             for estimate, layout in self._micro_batches:
-                counted = layout.sequence_mask()
-                found: dict[str, Stat] = {
-                    "window/tokens": Sum.of(layout.mask),
-                    "window/sequences": Sum.of(counted),
-                    "window/nonempty_sequences": Sum.of(counted & (layout.token_counts() > 0)),
-                }
+                found: dict[str, Stat] = _counts(layout)
                 for scope, stats in (
                     ("estimator", estimator.statistics(estimate, layout)),
                     ("reduction", reduction.statistics(layout)),
@@ -182,17 +187,33 @@ class WindowBuilder:
                 _collect(collected, kinds, found)
         return {name: fold(kinds[name], collected[name], self._device()) for name in kinds}
 
-    def _prepass_statistics(self, scope: str, part: TokenTerm, window: Window, turn: int) -> dict[str, Stat]:
-        kinds = {f"{scope}/{name}": kind for name, kind in part.declared_statistics().items()}
+    def _prepass_statistics(self, scope: str, part: TokenPart, window: Window, turn: int) -> dict[str, Stat]:
+        kinds = {f"{scope}/{name}": kind for name, kind in part.round_statistics(turn).items()}
         collected: dict[str, list[Stat]] = {name: [] for name in kinds}
         with self.guard():
             for (estimate, layout), tokens in zip(self._micro_batches, self._prepass, strict=True):
                 ready = tokens
                 if part.prepass_reads_advantages:
-                    ready = tokens.replace(advantages=window.advantages(estimate, layout))
+                    ready = window.shaped(tokens.replace(advantages=window.advantages(estimate, layout)))
                 found = part.statistics(ready, window.context(scope, turn))
                 _collect(collected, kinds, {f"{scope}/{name}": stat for name, stat in found.items()})
         return {name: fold(kind, collected[name], self._device()) for name, kind in kinds.items()}
+
+    def _kept_statistics(self, shrinking: Iterable[TokenPart], window: Window) -> dict[str, Stat]:
+        reduction = self.objective.reduction
+        kinds: dict[str, type[Stat]] = {f"kept/window/{name}": Sum for name in _COUNTS}
+        kinds.update({f"kept/{name}": kind for name, kind in reduction.declared_statistics().items()})
+        collected: dict[str, list[Stat]] = {name: [] for name in kinds}
+        with self.guard():
+            for (estimate, whole), tokens in zip(self._micro_batches, self._prepass, strict=True):
+                ready = tokens.replace(layout=whole)
+                if any(part.prepass_reads_advantages for part in shrinking):
+                    ready = window.shaped(ready.replace(advantages=window.advantages(estimate, whole)))
+                layout = window.kept_layout(ready)
+                found = {f"kept/{name}": stat for name, stat in reduction.statistics(layout).items()}
+                found.update({f"kept/{name}": stat for name, stat in _counts(layout).items()})
+                _collect(collected, kinds, found)
+        return {name: fold(kinds[name], collected[name], self._device()) for name in kinds}
 
     def _count_faults(self, estimate: Tensor, layout: TokenLayout) -> None:
         # Judged in float32, the precision advantages are used in: 1e300 is not finite there.
@@ -244,10 +265,13 @@ class Window:
             for name, stat in self._statistics.items()
             if name.startswith(prefix)
         }
+        counts = self._counts
+        if scope == "kept":  # the window without the tokens that corrections drop
+            counts = {name: own.pop(f"window/{name}").row[0] for name in _COUNTS}
         return WindowContext(
-            tokens=self._counts["tokens"],
-            sequences=self._counts["sequences"],
-            nonempty_sequences=self._counts["nonempty_sequences"],
+            tokens=counts["tokens"],
+            sequences=counts["sequences"],
+            nonempty_sequences=counts["nonempty_sequences"],
             statistics=own,
             context_sum=self.communicator.context_sum,
             round=turn,
@@ -273,7 +297,10 @@ class Window:
 
     def weights(self, layout: TokenLayout) -> Tensor:
         """Weight of each token in the window's loss: float64, shaped like the mask, 0 where it is false."""
-        weights = self.objective.reduction.weights(layout, self.context("reduction"))
+        return self._weights(layout, "reduction")
+
+    def _weights(self, layout: TokenLayout, scope: str) -> Tensor:
+        weights = self.objective.reduction.weights(layout, self.context(scope))
         if not self.objective.reduction.token_level:
             weights = layout.expand(weights)
         layout.check(f"{type(self.objective.reduction).__name__}.weights", weights)
@@ -296,18 +323,26 @@ class Window:
         objective, layout = self.objective, tokens.layout
         with torch.autocast(layout.device.type, enabled=False):
             weights = self.weights(layout).to(tokens.logprobs.dtype)
-            frozen = tokens.detach()
-            value = slope = None
             metrics: dict[str, Stat] = {}
+            frozen = self.shaped(tokens.detach(), metrics)
+            value = slope = None
+            slopes: dict[str, Tensor] = {}
             for scope, part in objective.token_terms().items():
                 found = part.value_and_slope(frozen, self.context(scope))
                 layout.check(f"{type(part).__name__} value", found.value)
                 metrics.update(found.metrics)
+                if scope == "policy_loss":
+                    found = self._corrected(found, frozen, weights, metrics)
                 metrics[f"loss/{_LOSS_NAMES.get(scope, scope)}"] = Sum.of(found.value * weights, layout.mask)
                 value = found.value if value is None else value + found.value
                 slope = found.slope if slope is None else slope + found.slope
+                for name, other in found.slopes.items():
+                    slopes[name] = slopes[name] + other if name in slopes else other
             assert value is not None and slope is not None
             loss = weighted_sum(tokens.logprobs, value, slope, weights, layout)
+            for name, other in slopes.items():  # adds nothing but the gradient of another column
+                column = tokens.need(name, objective.name)
+                loss = loss + weighted_sum(column, torch.zeros_like(value), other, weights, layout)
             if objective.entropy_coef:
                 bonus = layout.select(tokens.need("entropy", "The entropy bonus")) * weights
                 loss = loss - objective.entropy_coef * bonus.sum()
@@ -318,12 +353,62 @@ class Window:
         if tokens.advantages is not None:
             metrics["advantage/"] = Moments.of(tokens.advantages, layout.mask)
         faults = {
-            name: _bad(column, layout.mask)
+            name: _bad(column, _readable(objective, tokens, name))
             for name in objective.columns()
             if (column := getattr(tokens, name)) is not None
         }
         faults["loss"] = _bad(value * weights, layout.mask)
         return ObjectiveOutput(loss=loss, metrics=metrics, faults=faults)
+
+    def shaped(self, tokens: TokenBatch, metrics: dict[str, Stat] | None = None) -> TokenBatch:
+        """The micro-batch with what a distillation term adds to its advantages.
+
+        Args:
+            tokens: Columns of one micro-batch, advantages included.
+            metrics: Where to put the term's metrics.
+        """
+        for part in self.objective.shapings():
+            tokens, found = part.shape(tokens)
+            if metrics is not None:
+                metrics.update(found)
+        return tokens
+
+    def kept_layout(self, tokens: TokenBatch) -> TokenLayout:
+        """The layout without the tokens that corrections take out of the denominators."""
+        layout, keep = tokens.layout, tokens.layout.mask
+        for scope, part in self.objective.token_parts().items():
+            if part.shrinks_denominator:
+                keep = keep & part.keep(tokens, self.context(scope))
+        smaller = layout.with_mask(keep)
+        if "total_tokens" in layout.facts:
+            totals = self.communicator.context_sum(smaller.local_counts())
+            smaller = smaller.with_facts(total_tokens=totals)
+        return smaller
+
+    def _corrected(
+        self, found: TokenLoss, tokens: TokenBatch, weights: Tensor, metrics: dict[str, Stat]
+    ) -> TokenLoss:
+        # Corrections multiply, and drop by selection: a dropped token's loss may be anything.
+        factor, keep = None, tokens.layout.mask
+        for scope, part in self.objective.corrections().items():
+            one = part.token_weights(tokens, self.context(scope))
+            factor = one.weight if factor is None else factor * one.weight
+            keep = keep & one.keep
+            metrics.update(one.metrics)
+        if any(part.shrinks_denominator for part in self.objective.token_parts().values()):
+            smaller = self.kept_layout(tokens)
+            kept = self._weights(smaller, "kept").to(torch.float64)
+            share = torch.where(keep, kept / torch.where(weights > 0, weights, 1.0), 0.0)
+            factor = share if factor is None else factor * share
+        if factor is None:
+            return found
+        factor = factor.to(found.value.dtype)
+
+        def scaled(column: Tensor) -> Tensor:
+            return torch.where(keep, column * factor, 0.0)
+
+        slopes = {name: scaled(other) for name, other in found.slopes.items()}
+        return found._replace(value=scaled(found.value), slope=scaled(found.slope), slopes=slopes)
 
     def summarize(
         self, outputs: Iterable[ObjectiveOutput], extra: Mapping[str, Stat] | None = None
@@ -374,7 +459,22 @@ class Window:
 _LOSS_NAMES = {"policy_loss": "policy"}
 
 
-def _waits(part: TokenTerm, estimator: Estimator) -> bool:
+def _counts(layout: TokenLayout) -> dict[str, Stat]:
+    counted = layout.sequence_mask()
+    return {
+        "window/tokens": Sum.of(layout.mask),
+        "window/sequences": Sum.of(counted),
+        "window/nonempty_sequences": Sum.of(counted & (layout.token_counts() > 0)),
+    }
+
+
+def _readable(objective: Objective, tokens: TokenBatch, name: str) -> Tensor:
+    # Counted tokens at which a column must be finite: all, unless a part takes unknown ones upon itself.
+    known = tokens.known(name) if name in objective.tolerated() else None
+    return tokens.layout.mask if known is None else tokens.layout.mask & known
+
+
+def _waits(part: TokenPart, estimator: Estimator) -> bool:
     final_at_once = not estimator.declared_statistics() and type(estimator).finalize is Estimator.finalize
     return part.prepass_reads_advantages and not final_at_once
 

@@ -1,0 +1,52 @@
+"""What may stand between a policy loss and its reduction: a weight for every token, without gradient."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from rlobjectives.component import WindowContext
+from rlobjectives.losses.base import TokenPart
+from rlobjectives.statistics import Stat
+from rlobjectives.tokens import TokenBatch
+
+__all__ = ["PolicyCorrection", "TokenWeights"]
+
+
+class TokenWeights(NamedTuple):
+    """What a correction says about every token; nothing here carries gradient.
+
+    Attributes:
+        weight: Factor on the policy loss, value and slope, shaped like the mask.
+        keep: Bool, shaped like the mask: False drops the token from the policy loss.
+        metrics: Statistics to report, by the names the part declares.
+    """
+
+    weight: Tensor
+    keep: Tensor
+    metrics: Mapping[str, Stat] = {}
+
+
+class PolicyCorrection(TokenPart):
+    """Weights or drops tokens of the policy loss; penalties and the entropy bonus are left alone.
+
+    A dropped token adds nothing, and stays in the reduction's denominators unless
+    `shrinks_denominator` says otherwise: then the policy loss is reduced as if the token had been masked
+    from the start.
+    """
+
+    @abc.abstractmethod
+    def token_weights(self, tokens: TokenBatch, context: WindowContext) -> TokenWeights:
+        """Weight and verdict of each token.
+
+        Args:
+            tokens: One micro-batch, without gradient.
+            context: What the window knows.
+        """
+
+    def keep(self, tokens: TokenBatch, context: WindowContext) -> Tensor:
+        """Which tokens stay, bool, shaped like the mask."""
+        return self.token_weights(tokens, context).keep
