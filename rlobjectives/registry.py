@@ -57,6 +57,16 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
         parts={"estimator": "GRPO", "policy_loss": "ClippedSurrogate", "reduction": "SequenceMean"},
         source="arXiv:2402.03300",
     ),
+    "m2po": AlgorithmSpec(
+        summary="clip bounds from a budget on the second moment of log-ratios, for stale data",
+        parts={"estimator": "GRPO", "policy_loss": "M2PO", "reduction": "TokenMean"},
+        source="arXiv:2510.01161",
+    ),
+    "p3o": AlgorithmSpec(
+        summary="policy gradient capped by the effective sample size, a behaviour divergence for the rest",
+        parts={"estimator": "GRPO", "policy_loss": "P3O", "reduction": "TokenMean"},
+        source="arXiv:2605.12380",
+    ),
     "reinforce": AlgorithmSpec(
         summary="group-centred reward, plain policy gradient",
         parts={"estimator": "GRPO", "policy_loss": "Reinforce", "reduction": "SequenceSum"},
@@ -86,7 +96,8 @@ def resolve(path: str) -> Any:
         return getattr(importlib.import_module(module or "rlobjectives"), name)
     except (ImportError, AttributeError) as error:
         raise UnknownAlgorithmError(
-            f"{path!r} cannot be resolved: {error}. Give a public name of rlobjectives or 'package.module:Name'."
+            f"{path!r} cannot be resolved: {error}. Give a public name of rlobjectives or "
+            "'package.module:Name'."
         ) from error
 
 

@@ -58,8 +58,8 @@ def clipped_surrogate(
     advantages: Tensor,
     layout: TokenLayout,
     *,
-    clip_low: float,
-    clip_high: float,
+    clip_low: float | Tensor,
+    clip_high: float | Tensor,
     dual_clip: float | None = None,
     ratio_cap: float | None = None,
 ) -> TokenLoss:
@@ -71,8 +71,8 @@ def clipped_surrogate(
         ratio: Importance ratio.
         advantages: Shaped like the mask.
         layout: Supplies the mask.
-        clip_low: Distance of the lower bound from 1.
-        clip_high: Distance of the upper bound from 1.
+        clip_low: Distance of the lower bound from 1, a number or 0-d.
+        clip_high: Distance of the upper bound from 1, a number or 0-d.
         dual_clip: For A < 0 the loss is at most ``−c·A``.
         ratio_cap: The unclipped branch uses ``min(ρ, cap)``.
 
@@ -85,7 +85,7 @@ def clipped_surrogate(
         live = live & (free <= ratio_cap)
         free = free.clamp_max(ratio_cap)
     loss = -advantages * free
-    bounded = -advantages * ratio.value.clamp(1.0 - clip_low, 1.0 + clip_high)
+    bounded = -advantages * ratio.value.clamp(1.0 - clip_low, 1.0 + clip_high)  # type: ignore[arg-type]
     clipped = bounded > loss
     value = torch.where(clipped, bounded, loss)
     slope = torch.where(clipped | ~live, 0.0, loss)

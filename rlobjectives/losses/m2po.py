@@ -1,0 +1,223 @@
+"""M2PO: trust-region bounds that follow from a budget on the second moment of the log-ratios."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from rlobjectives.capabilities import Capabilities
+from rlobjectives.checks import check_choice, check_number
+from rlobjectives.component import Metric, WindowContext
+from rlobjectives.distributions import Histogram
+from rlobjectives.layouts import TokenLayout
+from rlobjectives.losses.base import PolicyLoss, TokenLoss
+from rlobjectives.losses.clipped import CLIP_METRICS, RATIO_METRICS, clipped_surrogate, ratio_metrics
+from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, Ratio, token_ratio
+from rlobjectives.losses.second_moment import ROUNDS, Level, level_of, local_level, round_histogram
+from rlobjectives.statistics import Mean, Stat
+from rlobjectives.tokens import TokenBatch
+
+__all__ = ["M2PO", "harmful"]
+
+_METRICS: Mapping[str, Metric] = {
+    "m2po/second_moment_before": Metric(
+        Mean, "nats²", "mean squared log-ratio of the tokens that are bounded"
+    ),
+    "m2po/second_moment_after": Metric(Mean, "nats²", "the same under the bound, before the floors"),
+}
+_BOUNDS: Mapping[str, Metric] = {
+    "m2po/clip_low": Metric(Mean, "ratio", "distance of the lower bound from 1, floor included"),
+    "m2po/clip_high": Metric(Mean, "ratio", "distance of the upper bound from 1, floor included"),
+}
+_MASKED = {"m2po/masked_fraction": Metric(Mean, "fraction", "tokens left out of the loss")}
+
+
+def harmful(log_ratio: Tensor, advantages: Tensor, layout: TokenLayout) -> Tensor:
+    """Counted tokens whose ratio has already moved the way the advantage pushes: ``A·log ρ > 0``.
+
+    Args:
+        log_ratio: ``log ρ``, shaped like the mask.
+        advantages: A, shaped like the mask.
+        layout: Supplies the mask.
+
+    Returns:
+        Bool, shaped like the mask.
+    """
+    same_way = ((advantages > 0) & (log_ratio > 0)) | ((advantages < 0) & (log_ratio < 0))
+    return same_way & layout.mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class M2PO(PolicyLoss):
+    """M2PO: a clipped surrogate whose bounds keep the second moment of the log-ratios within a budget.
+
+        H = {A > 0, ρ > 1} ∪ {A < 0, ρ < 1}      v = (log ρ)²      M₂ = mean_H v
+        Lₜ = max(−Aₜρₜ, −Aₜ·clip(ρₜ, min(e^{−τ}, 1 − floor_low), max(e^{τ}, 1 + floor_high)))
+
+    With ``M₂ ≤ budget``, or without harmful tokens, nothing is clipped. Otherwise τ is found from the values
+    of H; masked tokens never enter. Fresh data have ρ ≈ 1 everywhere, stale data are clipped no more than
+    needed.
+
+    In step scope H, τ and the bounds are those of the whole window. They come from three mergeable
+    histograms, so opening the window costs three collectives of 48 kB a rank; a fourth where advantages are
+    only final after the first (GDPO).
+
+    Args:
+        budget: Bound on M₂, in nats². The paper's scripts use 0.04.
+        mode: ``"clip_released"``: τ² is the largest v below the one at which the budget runs out, minus
+            1e-12, as in the released code; 0 when there is none. ``"clip_waterfill"``: τ² solves ``Σ_H min(v,
+            τ²) = |H|·budget``. ``"mask"``: no clip; of all tokens those with the largest v are dropped until
+            the mean of the rest is below budget. Equal values are kept or dropped together, and the smallest
+            always stay.
+        floor_low: The lower bound is never closer to 1 than this (clip modes); 0 for no floor.
+        floor_high: The same for the upper bound.
+        scope: ``"micro_batch"``: each micro-batch by itself, as everywhere else. ``"step"``: over the window,
+            whatever the cut.
+        denominator: ``"original"``: dropped tokens still count in the reduction's denominators (mask mode).
+            ``"kept"``: the policy loss is reduced as if they had been masked.
+
+    Raises:
+        CapabilityError: If an option is out of range, or contradicts the mode.
+
+    Source:
+        arXiv:2510.01161; the masked form is the paper's, and AReaL's, which takes v between the sampler and
+        the old policy. The released solver reports the second moment *before* clipping as the one after when
+        τ is 0, and counts masked tokens in some versions.
+
+    Example:
+        >>> M2PO(scope="step").required().needs_prepass
+        True
+    """
+
+    prepass_rounds: ClassVar[int] = ROUNDS
+    prepass_reads_advantages: ClassVar[bool] = True
+
+    budget: float = 0.01
+    mode: Literal["clip_released", "clip_waterfill", "mask"] = "clip_released"
+    floor_low: float = 0.3
+    floor_high: float = 0.5
+    scope: Literal["micro_batch", "step"] = "micro_batch"
+    denominator: Literal["original", "kept"] = "original"
+
+    def __post_init__(self) -> None:
+        check_number("budget", self.budget, low=0.0, open_low=True)
+        check_choice("mode", self.mode, ("clip_released", "clip_waterfill", "mask"))
+        check_number("floor_low", self.floor_low, low=0.0, high=1.0)
+        check_number("floor_high", self.floor_high, low=0.0)
+        check_choice("scope", self.scope, ("micro_batch", "step"))
+        choices = ("original", "kept") if self.masks else ("original",)
+        check_choice(f"denominator (in mode {self.mode!r})", self.denominator, choices)
+
+    @property
+    def masks(self) -> bool:
+        """Whether tokens are dropped rather than clipped."""
+        return self.mode == "mask"
+
+    @property
+    def shrinks_denominator(self) -> bool:
+        """Whether dropped tokens leave the denominators."""
+        return self.denominator == "kept"
+
+    def required(self) -> Capabilities:
+        """A pass before the losses in step scope, and wherever denominators follow from it."""
+        step = self.scope == "step"
+        return Capabilities(
+            requires_sampled_distribution=True,
+            needs_prepass=step or self.shrinks_denominator,
+            supports_context_parallel=step,
+        )
+
+    def declared_statistics(self) -> Mapping[str, type[Stat]]:
+        """One histogram a round, in step scope."""
+        return {f"round_{turn}": Histogram for turn in range(ROUNDS)} if self.scope == "step" else {}
+
+    def round_statistics(self, turn: int) -> Mapping[str, type[Stat]]:
+        """The histogram of one round."""
+        return {f"round_{turn}": Histogram}
+
+    def declared_metrics(self) -> Mapping[str, Metric]:
+        """Bounds and clip fractions, or the masked fraction."""
+        return {**RATIO_METRICS, **_METRICS, **(_MASKED if self.masks else {**_BOUNDS, **CLIP_METRICS})}
+
+    def statistics(self, tokens: TokenBatch, context: WindowContext) -> dict[str, Stat]:
+        """The histogram of this round, of one micro-batch."""
+        ratio = token_ratio(tokens)
+        earlier = self._rounds(context, context.round)
+        counted = self._bounded(ratio, tokens)
+        found = round_histogram(ratio.log, counted, earlier, budget=self.budget, drop=self.masks)
+        return {f"round_{context.round}": found}
+
+    def keep(self, tokens: TokenBatch, context: WindowContext) -> Tensor:
+        """Tokens that stay: all of them in the clip modes."""
+        if not self.masks:
+            return tokens.layout.mask
+        ratio = token_ratio(tokens)
+        return self._kept(ratio, self._level(ratio, tokens, context), tokens.layout)
+
+    def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
+        """Loss, slope and metrics of each token."""
+        ratio, layout = token_ratio(tokens), tokens.layout
+        level = self._level(ratio, tokens, context)
+        loss = self._masked(ratio, level, tokens) if self.masks else self._clipped(ratio, level, tokens)
+        return loss._replace(metrics={**loss.metrics, **ratio_metrics(ratio, layout.mask)})
+
+    def _rounds(self, context: WindowContext, count: int) -> list[Histogram]:
+        found = [context[f"round_{turn}"] for turn in range(count)]
+        return [stat for stat in found if isinstance(stat, Histogram)]
+
+    def _bounded(self, ratio: Ratio, tokens: TokenBatch) -> Tensor:
+        if self.masks:
+            return tokens.layout.mask
+        return harmful(ratio.log, tokens.need("advantages", "M2PO"), tokens.layout)
+
+    def _level(self, ratio: Ratio, tokens: TokenBatch, context: WindowContext) -> Level:
+        if self.scope == "step":
+            return level_of(self._rounds(context, ROUNDS), budget=self.budget, drop=self.masks)
+        return local_level(ratio.log, self._bounded(ratio, tokens), budget=self.budget, drop=self.masks)
+
+    def _kept(self, ratio: Ratio, level: Level, layout: TokenLayout) -> Tensor:
+        return layout.mask & (ratio.log.to(torch.float64).square() <= level.cutoff())
+
+    def _clipped(self, ratio: Ratio, level: Level, tokens: TokenBatch) -> TokenLoss:
+        layout = tokens.layout
+        square = level.water_level(self.budget) if self.mode == "clip_waterfill" else level.released_level()
+        bound = square.sqrt().clamp_max(LOG_RATIO_CLAMP)
+        low = (-torch.expm1(-bound)).clamp_min(self.floor_low)
+        high = torch.expm1(bound).clamp_min(self.floor_high)
+        loss = clipped_surrogate(
+            ratio, tokens.need("advantages", "M2PO"), layout, clip_low=low, clip_high=high
+        )
+        metrics: dict[str, Stat] = {
+            **loss.metrics,
+            **_moments(level, level.mean_below(square), layout),
+            "m2po/clip_low": _everywhere(low, layout),
+            "m2po/clip_high": _everywhere(high, layout),
+        }
+        return loss._replace(metrics=metrics)
+
+    def _masked(self, ratio: Ratio, level: Level, tokens: TokenBatch) -> TokenLoss:
+        layout = tokens.layout
+        keep = self._kept(ratio, level, layout)
+        advantages = layout.select(tokens.need("advantages", "M2PO")).to(ratio.value.dtype)
+        value = torch.where(keep, -advantages * ratio.value, 0.0)
+        rest = torch.where(level.below > 0, level.below_total / level.below.clamp_min(1.0), level.value)
+        metrics: dict[str, Stat] = {
+            **_moments(level, torch.where(level.binding, rest, level.mean()), layout),
+            "m2po/masked_fraction": Mean.of((~keep).to(value.dtype), layout.mask),
+        }
+        return TokenLoss(value, torch.where(ratio.inside, value, 0.0), metrics)
+
+
+def _moments(level: Level, after: Tensor, layout: TokenLayout) -> dict[str, Stat]:
+    return {
+        "m2po/second_moment_before": _everywhere(level.mean(), layout),
+        "m2po/second_moment_after": _everywhere(after, layout),
+    }
+
+
+def _everywhere(number: Tensor, layout: TokenLayout) -> Mean:
+    return Mean.of(number.expand(layout.shape), layout.mask)
