@@ -214,15 +214,7 @@ def _violations(needs: Capabilities, facts: TrainerFacts) -> Iterable[str]:
             f"cut ({cut}) and the log-probabilities are of the uncut one. Sample without the cut, or "
             'give renormalised log-probabilities (behavior_logprobs = "sampled").'
         )
-    if needs.needs_prepass:
-        yield from _replay_violations(facts)
-    parallel = facts.context_parallel_size or 1
-    if needs.communicates_in_loss and facts.recomputes_loss and parallel > 1:
-        yield (
-            f"its loss sums over the {parallel} context-parallel ranks, and a recomputed loss would repeat "
-            "that exchange in the middle of the backward pass. Leave the loss out of activation "
-            "checkpointing."
-        )
+    yield from _replay_violations(needs, facts)
     if needs.forbids_normalize_advantages and facts.normalize_advantages:
         yield (
             "it fixes the scale of its advantages, and normalize_advantages would rescale them. "
@@ -234,7 +226,16 @@ def _violations(needs: Capabilities, facts: TrainerFacts) -> Iterable[str]:
         yield "it needs all completions of a prompt in one optimizer step. Let windows hold whole prompts."
 
 
-def _replay_violations(facts: TrainerFacts) -> Iterable[str]:
+def _replay_violations(needs: Capabilities, facts: TrainerFacts) -> Iterable[str]:
+    parallel = facts.context_parallel_size or 1
+    if needs.communicates_in_loss and facts.recomputes_loss and parallel > 1:
+        yield (
+            f"its loss sums over the {parallel} context-parallel ranks, and a recomputed loss would repeat "
+            "that exchange in the middle of the backward pass. Leave the loss out of activation "
+            "checkpointing."
+        )
+    if not needs.needs_prepass:
+        return
     # The pass before the losses and the one under them must compute the same log-probabilities.
     if facts.dropout:
         yield (
