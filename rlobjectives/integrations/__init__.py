@@ -1,0 +1,1 @@
+"""Adapters to trainers; never imported by the package itself."""
