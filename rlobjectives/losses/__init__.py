@@ -15,7 +15,7 @@ from rlobjectives.losses.kl import KLPenalty, kl_estimate
 from rlobjectives.losses.m2po import M2PO
 from rlobjectives.losses.opsm import OPSM
 from rlobjectives.losses.p3o import P3O, behavior_divergence, capped_score
-from rlobjectives.losses.ratios import importance_ratio, token_ratio
+from rlobjectives.losses.ratios import importance_ratio, sequence_ratio, sequence_sums, token_ratio
 from rlobjectives.losses.reinforce import Reinforce
 from rlobjectives.losses.weighted_sum import weighted_sum
 
@@ -43,6 +43,8 @@ __all__ = [
     "clipped_surrogate",
     "importance_ratio",
     "kl_estimate",
+    "sequence_ratio",
+    "sequence_sums",
     "token_ratio",
     "topk_divergence",
     "vocabulary_divergence",
