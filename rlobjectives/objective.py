@@ -106,6 +106,13 @@ class Objective:
                     f"{role} is {part!r}; expected an instance of {expected.__name__} or None."
                 )
         check_number("entropy_coef", self.entropy_coef, low=0.0)
+        for role, term in self.token_terms().items():
+            if term.sequence_level and self.reduction.token_level:
+                raise CapabilityError(
+                    f"{role} is {type(term).__name__}, one loss for all tokens of a sequence, but "
+                    f"{type(self.reduction).__name__} weighs them differently, so its slope would be wrong. "
+                    "Choose a reduction with one weight a sequence (SequenceMean), or a loss of single tokens."
+                )
         if not self.name:
             object.__setattr__(self, "name", type(self.estimator).__name__)
         parts = self.parts()

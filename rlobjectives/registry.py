@@ -35,11 +35,34 @@ class AlgorithmSpec:
 
 
 ALGORITHMS: dict[str, AlgorithmSpec] = {
+    "cispo": AlgorithmSpec(
+        summary="bounded importance weight on the plain gradient, so that no token loses its own",
+        parts={"estimator": "GRPO", "policy_loss": "CISPO", "reduction": "TokenMean"},
+        source="arXiv:2506.13585",
+    ),
     "dapo": AlgorithmSpec(
         summary="group-relative advantage, higher upper clip, every token counts the same",
         parts={"estimator": "GRPO", "policy_loss": "ClippedSurrogate", "reduction": "TokenMean"},
         options={"policy_loss": {"clip_low": 0.2, "clip_high": 0.28}},
         source="arXiv:2503.14476",
+    ),
+    "decoupled_ppo": AlgorithmSpec(
+        summary="clip around the policy that starts the updates, weight from the one that sampled",
+        parts={"estimator": "GRPO", "policy_loss": "DecoupledClip", "reduction": "TokenMean"},
+        options={"policy_loss": {"behavior_cap": 5.0}},
+        source="arXiv:2110.00641, arXiv:2505.24298",
+    ),
+    "dppo": AlgorithmSpec(
+        summary="trust region on token probabilities (total variation) instead of their ratio",
+        parts={"estimator": "GRPO", "policy_loss": "DPPO", "reduction": "TokenMean"},
+        options={"policy_loss": {"base": "behavior"}},
+        source="arXiv:2602.04879",
+    ),
+    "dppo_kl": AlgorithmSpec(
+        summary="trust region on token probabilities (binary KL) instead of their ratio",
+        parts={"estimator": "GRPO", "policy_loss": "DPPO", "reduction": "TokenMean"},
+        options={"policy_loss": {"divergence": "kl", "base": "behavior"}},
+        source="arXiv:2602.04879",
     ),
     "dr_grpo": AlgorithmSpec(
         summary="centred rewards without a std, constant token budget (give reduction.max_tokens)",
@@ -47,15 +70,42 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
         options={"estimator": {"scale": "none"}},
         source="arXiv:2503.20783",
     ),
+    "dro": AlgorithmSpec(
+        summary="centred reward, policy gradient with a quadratic leash on the log-ratio",
+        parts={"estimator": "GRPO", "policy_loss": "DRO", "reduction": "SequenceMean"},
+        options={"estimator": {"scale": "none"}},
+        source="arXiv:2405.19107, arXiv:2501.12599",
+    ),
     "gdpo": AlgorithmSpec(
         summary="each reward standardised by itself, weighted sum, whitened over the step",
         parts={"estimator": "GDPO", "policy_loss": "ClippedSurrogate", "reduction": "TokenMean"},
         source="arXiv:2601.05242",
     ),
+    "gmpo": AlgorithmSpec(
+        summary="geometric mean of token ratios, each clipped in log space",
+        parts={"estimator": "GRPO", "policy_loss": "GMPO", "reduction": "SequenceMean"},
+        source="arXiv:2507.20673",
+    ),
     "grpo": AlgorithmSpec(
         summary="reward standardised in its prompt group, every sequence counts the same",
         parts={"estimator": "GRPO", "policy_loss": "ClippedSurrogate", "reduction": "SequenceMean"},
         source="arXiv:2402.03300",
+    ),
+    "gspo": AlgorithmSpec(
+        summary="one clipped ratio a sequence, every sequence counts the same",
+        parts={"estimator": "GRPO", "policy_loss": "GSPO", "reduction": "SequenceMean"},
+        source="arXiv:2507.18071",
+    ),
+    "gspo_token": AlgorithmSpec(
+        summary="the sequence's clipped ratio with a gradient of its own for each token",
+        parts={"estimator": "GRPO", "policy_loss": "GSPOToken", "reduction": "SequenceMean"},
+        source="arXiv:2507.18071, Eq. 14-15",
+    ),
+    "luspo": AlgorithmSpec(
+        summary="one clipped ratio a sequence, weighted by the sequence's length",
+        parts={"estimator": "GRPO", "policy_loss": "GSPO", "reduction": "SequenceSum"},
+        options={"policy_loss": {"clip_low": 2e-3, "clip_high": 2.5e-3}},
+        source="arXiv:2602.05261",
     ),
     "m2po": AlgorithmSpec(
         summary="clip bounds from a budget on the second moment of log-ratios, for stale data",
@@ -77,6 +127,16 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
         summary="leave-one-out baseline, plain policy gradient",
         parts={"estimator": "RLOO", "policy_loss": "Reinforce", "reduction": "TokenMean"},
         source="arXiv:2402.14740",
+    ),
+    "sapo": AlgorithmSpec(
+        summary="sigmoid gate on the ratio instead of a clip",
+        parts={"estimator": "GRPO", "policy_loss": "SAPO", "reduction": "SequenceMean"},
+        source="arXiv:2511.20347",
+    ),
+    "vespo": AlgorithmSpec(
+        summary="smooth weight of the sequence's likelihood ratio on the plain gradient",
+        parts={"estimator": "GRPO", "policy_loss": "VESPO", "reduction": "TokenMean"},
+        source="arXiv:2602.10693",
     ),
 }
 

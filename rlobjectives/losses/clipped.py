@@ -14,14 +14,16 @@ from rlobjectives.checks import check_number
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
-from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, Ratio, token_ratio
+from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, Ratio, check_clamp, token_ratio
 from rlobjectives.statistics import Maximum, Mean, Moments, Stat
 from rlobjectives.tokens import TokenBatch
 
 __all__ = [
     "CLIP_METRICS",
+    "HELD_METRICS",
     "RATIO_METRICS",
     "ClippedSurrogate",
+    "clip_metrics",
     "clipped_surrogate",
     "ratio_metrics",
 ]
@@ -39,6 +41,8 @@ CLIP_METRICS: Mapping[str, Metric] = {
     "policy/clip_high_fraction": Metric(
         Mean, "fraction", "tokens clipped at the upper bound (positive advantage)"
     ),
+}
+HELD_METRICS: Mapping[str, Metric] = {
     "policy/dual_clip_fraction": Metric(Mean, "fraction", "tokens held by the dual clip or the ratio cap"),
 }
 
@@ -50,6 +54,16 @@ def ratio_metrics(ratio: Ratio, mask: Tensor) -> dict[str, Stat]:
         "policy/ratio_": Moments.of(ratio.value, mask),
         "policy/ratio_max": Maximum.of(ratio.value, mask),
         "policy/kl_to_old": Mean.of(torch.expm1(log) - log, mask),
+    }
+
+
+def clip_metrics(clipped: Tensor, advantages: Tensor, mask: Tensor) -> dict[str, Stat]:
+    """Fractions of the counted tokens whose bound is active, by the sign of the advantage."""
+    low, high = clipped & (advantages < 0), clipped & (advantages > 0)
+    return {
+        "policy/clip_fraction": Mean.of(clipped.float(), mask),
+        "policy/clip_low_fraction": Mean.of(low.float(), mask),
+        "policy/clip_high_fraction": Mean.of(high.float(), mask),
     }
 
 
@@ -99,11 +113,7 @@ def clipped_surrogate(
             held | over,
         )
     mask = layout.mask
-    metrics: dict[str, Stat] = {
-        "policy/clip_fraction": Mean.of(clipped.to(value.dtype), mask),
-        "policy/clip_low_fraction": Mean.of((clipped & (advantages < 0)).to(value.dtype), mask),
-        "policy/clip_high_fraction": Mean.of((clipped & (advantages > 0)).to(value.dtype), mask),
-    }
+    metrics = clip_metrics(clipped, advantages, mask)
     if dual_clip is not None or ratio_cap is not None:
         metrics["policy/dual_clip_fraction"] = Mean.of(held.to(value.dtype), mask)
     return TokenLoss(value, slope, metrics)
@@ -140,7 +150,7 @@ class ClippedSurrogate(PolicyLoss):
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(requires_sampled_distribution=True)
-    metrics: ClassVar[Mapping[str, Metric]] = {**RATIO_METRICS, **CLIP_METRICS}
+    metrics: ClassVar[Mapping[str, Metric]] = {**RATIO_METRICS, **CLIP_METRICS, **HELD_METRICS}
 
     clip_low: float = 0.2
     clip_high: float | None = None
@@ -156,8 +166,7 @@ class ClippedSurrogate(PolicyLoss):
             check_number("dual_clip", self.dual_clip, low=1.0, open_low=True)
         if self.ratio_cap is not None:
             check_number("ratio_cap", self.ratio_cap, low=1.0 + self.upper, open_low=True)
-        if self.log_ratio_clamp is not None:
-            check_number("log_ratio_clamp", self.log_ratio_clamp, low=0.0, open_low=True)
+        check_clamp(self.log_ratio_clamp)
 
     @property
     def upper(self) -> float:

@@ -1,38 +1,93 @@
-"""The plain policy gradient: no ratio, no clip."""
+"""The plain policy gradient, with an importance weight when the samples are not the policy's own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Literal
+
+from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.component import WindowContext
+from rlobjectives.checks import check_choice, check_number
+from rlobjectives.component import Metric, WindowContext
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
+from rlobjectives.losses.cispo import WEIGHT_METRICS, weighted_gradient
+from rlobjectives.losses.clipped import RATIO_METRICS, ratio_metrics
+from rlobjectives.losses.ratios import (
+    LOG_RATIO_CLAMP,
+    RATIO_BASES,
+    base_logprobs,
+    importance_ratio,
+    sequence_sums,
+)
+from rlobjectives.statistics import Mean
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["Reinforce"]
 
+WEIGHTS = ("none", "token", "sequence")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reinforce(PolicyLoss):
-    """REINFORCE: ``Lₜ = −Aₜ·ℓₜ``, slope ``−Aₜ``.
+    """REINFORCE: ``Lₜ = −wₜ·Aₜ·ℓₜ``, slope ``−wₜ·Aₜ``, with the constant w = 1 unless asked for.
 
-    There is no ratio to correct with, so samples must come from the current policy: one update a
-    rollout, no staleness.
+    Without a weight there is nothing to correct with, so samples must come from the current policy: one
+    update a rollout, no staleness.
+
+    Args:
+        weight: ``"none"``; ``"token"``, ``wₜ = exp(ℓₜ − ℓₜᵒˡᵈ)``; or ``"sequence"``, the product of those
+            over the whole sequence (unbiased for sequence rewards, and of enormous variance).
+        weight_cap: Upper bound on the weight; None for none.
+        base: What the weight is taken against: ``"old"`` or ``"behavior"``, the policy that sampled.
+
+    Raises:
+        CapabilityError: If an option is out of range.
 
     Source:
-        Williams 1992; as the objective of RLOO: arXiv:2402.14740.
+        Williams 1992; as the objective of RLOO: arXiv:2402.14740; truncated weights: TIS, Ionides 2008.
 
     Example:
-        >>> Reinforce().required().requires_on_policy
-        True
+        >>> Reinforce().required().requires_on_policy, Reinforce(weight="token").required().requires_on_policy
+        (True, False)
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(requires_on_policy=True)
+    weight: Literal["none", "token", "sequence"] = "none"
+    weight_cap: float | None = None
+    base: Literal["old", "behavior"] = "old"
+
+    def __post_init__(self) -> None:
+        check_choice("weight", self.weight, WEIGHTS)
+        check_choice("base", self.base, RATIO_BASES)
+        if self.weight_cap is not None:
+            check_number("weight_cap", self.weight_cap, low=0.0, open_low=True)
+
+    def required(self) -> Capabilities:
+        """Fresh samples without a weight; the distribution that sampled with one."""
+        if self.weight == "none":
+            return Capabilities(requires_on_policy=True)
+        return Capabilities(
+            requires_sampled_distribution=True, needs_behavior_logprobs=self.base == "behavior"
+        )
+
+    def declared_metrics(self) -> Mapping[str, Metric]:
+        """Those of the ratio, where there is one."""
+        return {} if self.weight == "none" else {**RATIO_METRICS, **WEIGHT_METRICS}
 
     def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
         """Loss and slope of each token."""
-        del context
-        layout, logprobs = tokens.layout, tokens.logprobs.detach()
-        slope = -layout.select(tokens.need("advantages", "Reinforce")).to(logprobs.dtype)
-        return TokenLoss(slope * layout.select(logprobs), slope)
+        layout = tokens.layout
+        if self.weight == "none":
+            return weighted_gradient(tokens.logprobs.new_ones(()), tokens, "Reinforce")
+        ratio = importance_ratio(tokens.logprobs, base_logprobs(tokens, self.base, "Reinforce"), layout)
+        raw: Tensor = ratio.value
+        if self.weight == "sequence":
+            _, total = sequence_sums(layout, context, ratio.log)
+            raw = layout.expand(total.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp())
+        weight = raw if self.weight_cap is None else raw.clamp_max(self.weight_cap)
+        bounded = Mean.of((weight != raw).float(), layout.mask)
+        loss = weighted_gradient(weight, tokens, "Reinforce")
+        return loss._replace(
+            metrics={**ratio_metrics(ratio, layout.mask), "policy/weight_bounded_fraction": bounded}
+        )
