@@ -111,7 +111,7 @@ class Objective:
                 raise CapabilityError(
                     f"{role} is {type(term).__name__}, one loss for all tokens of a sequence, but "
                     f"{type(self.reduction).__name__} weighs them differently, so its slope would be wrong. "
-                    "Choose a reduction with one weight a sequence (SequenceMean), or a loss of single tokens."
+                    "Choose a reduction with one weight a sequence (SequenceMean) or a loss of single tokens."
                 )
         if not self.name:
             object.__setattr__(self, "name", type(self.estimator).__name__)

@@ -52,8 +52,8 @@ class DecoupledClip(PolicyLoss):
         Lₜ = wₜ·max(−Aₜρₜ, −Aₜ·clip(ρₜ, 1 − low, 1 + high))        ρₜ = π/πᵖʳᵒˣ        wₜ = sg(πᵖʳᵒˣ/πᵇᵉʰ)
 
     ``old_logprobs`` are the proximal policy's (the weights the updates start from), ``behavior_logprobs`` the
-    sampler's. With one and the same policy for both this is `ClippedSurrogate`. The weight is a correction for the
-    sampler: do not add another on top.
+    sampler's. With one and the same policy for both this is `ClippedSurrogate`. The weight corrects for the
+    sampler: do not add another correction.
 
     Args:
         clip_low: Distance of the lower bound from 1, in [0, 1].
