@@ -33,8 +33,7 @@ class Batch:
                 [min(b + d, -1e-3) for b, d in zip(row, extra.tolist())] for row, extra in zip(base, noise)
             ]
         batch.columns["advantages"] = [
-            torch.randn(n if token_advantages else 1, dtype=torch.float64).expand(n).tolist()
-            for n in lengths
+            torch.randn(n if token_advantages else 1, dtype=torch.float64).expand(n).tolist() for n in lengths
         ]
         return batch
 
@@ -42,7 +41,9 @@ class Batch:
     def lengths(self) -> list[int]:
         return [len(row) for row in self.columns["logprobs"]]
 
-    def padded(self, dtype: torch.dtype = torch.float64, fill: float = float("nan"), extra: int = 2) -> TokenBatch:
+    def padded(
+        self, dtype: torch.dtype = torch.float64, fill: float = float("nan"), extra: int = 2
+    ) -> TokenBatch:
         """Rows with ``fill`` under the mask."""
         width = max(self.lengths, default=0) + extra
         mask = torch.zeros(len(self.lengths), width, dtype=torch.bool)

@@ -65,9 +65,15 @@ CASES: dict[str, tuple[PolicyLoss, Oracle]] = {
     "vespo_behavior": (VESPO(base="behavior"), _on_behavior(_of(oracle.vespo, (2.0, 3.0), (3.0, 2.0)))),
     "dppo": (DPPO(clip_low=0.1), _of(oracle.dppo, "tv", 0.1, 0.1, 20.0)),
     "dppo_kl": (DPPO(divergence="kl", clip_high=0.02), _of(oracle.dppo, "kl", 0.05, 0.02, 20.0)),
-    "dppo_behavior": (DPPO(base="behavior", ratio_cap=1.1), _on_behavior(_of(oracle.dppo, "tv", 0.15, 0.15, 1.1))),
+    "dppo_behavior": (
+        DPPO(base="behavior", ratio_cap=1.1),
+        _on_behavior(_of(oracle.dppo, "tv", 0.15, 0.15, 1.1)),
+    ),
     "dro": (DRO(coef=0.5), _of(oracle.dro, 0.5)),
-    "decoupled": (DecoupledClip(), _of(oracle.decoupled, 0.2, 0.2, math.inf, False, extra=("behavior_logprobs",))),
+    "decoupled": (
+        DecoupledClip(),
+        _of(oracle.decoupled, 0.2, 0.2, math.inf, False, extra=("behavior_logprobs",)),
+    ),
     "decoupled_clamp": (
         DecoupledClip(clip_high=0.28, behavior_cap=1.2),
         _of(oracle.decoupled, 0.2, 0.28, 1.2, False, extra=("behavior_logprobs",)),
@@ -202,7 +208,9 @@ def test_context_shards_agree_with_whole_sequences(case: str) -> None:
             calls.append(local)
             return local + sum(sent)
 
-        found = part.value_and_slope(shard.detach(), replace(context_of(shard.layout), context_sum=context_sum))
+        found = part.value_and_slope(
+            shard.detach(), replace(context_of(shard.layout), context_sum=context_sum)
+        )
         mask = shard.layout.mask
         assert len(calls) <= 1, "one sum over the context-parallel ranks is enough"
         torch.testing.assert_close(found.value[mask], base.value[:, span][mask], rtol=1e-12, atol=1e-14)

@@ -104,7 +104,14 @@ def dro(l: list[Dual], old: Numbers, a: Numbers, beta: float) -> list[Dual]:
 
 
 def decoupled(
-    l: list[Dual], old: Numbers, a: Numbers, behavior: Numbers, low: float, high: float, cap: float, mask: bool
+    l: list[Dual],
+    old: Numbers,
+    a: Numbers,
+    behavior: Numbers,
+    low: float,
+    high: float,
+    cap: float,
+    mask: bool,
 ) -> list[Dual]:
     out = []
     for loss, o, b in zip(clipped(l, old, a, low, high), old, behavior):
