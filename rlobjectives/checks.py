@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from rlobjectives.errors import CapabilityError, NonFiniteError, ShapeError
+from rlobjectives.errors import CapabilityError, NonFiniteError, RLObjectivesError, ShapeError
 
 __all__ = [
     "check_choice",
@@ -19,6 +19,7 @@ __all__ = [
     "check_positive_int",
     "check_shape",
     "nonfinite_count",
+    "refuse_rows",
 ]
 
 
@@ -76,6 +77,25 @@ def check_finite(name: str, value: Tensor, mask: Tensor | None = None) -> None:
             f"{name} has {count:,} non-finite values among {total:,}. Non-finite input is never "
             "repaired: find its source, or mask the place out."
         )
+
+
+def refuse_rows(
+    bad: Tensor, what: str, remedy: str, error: type[RLObjectivesError] = CapabilityError
+) -> None:
+    """Raise if any row of data is flagged, naming the first few.
+
+    This reads the device, once a rollout; it belongs where data enter, never in a hot path.
+
+    Args:
+        bad: Bool ``[n]``.
+        what: What is wrong with those rows, to stand after "sequence 3, 7".
+        remedy: What to do.
+        error: The kind of error.
+    """
+    if bool(bad.any()):
+        rows = bad.nonzero().flatten().tolist()
+        shown = ", ".join(map(str, rows[:5])) + (", …" if len(rows) > 5 else "")
+        raise error(f"{len(rows):,} of {bad.numel():,} sequences {what} (sequence {shown}). {remedy}")
 
 
 def check_number(

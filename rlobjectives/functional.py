@@ -1,6 +1,14 @@
 """Every pure function in one place, for those who want the maths without the parts."""
 
-from rlobjectives.estimators import grpo_estimate, whiten
+from rlobjectives.estimators import (
+    adaptive_trace_decay,
+    grpo_estimate,
+    lambda_returns,
+    overlong_penalty,
+    pass_at_k,
+    vtrace_returns,
+    whiten,
+)
 from rlobjectives.losses import (
     behavior_divergence,
     behavior_weight,
@@ -27,6 +35,7 @@ from rlobjectives.losses import (
 from rlobjectives.rollouts import reward_matrix
 
 __all__ = [
+    "adaptive_trace_decay",
     "behavior_divergence",
     "behavior_weight",
     "binary_kl",
@@ -37,8 +46,11 @@ __all__ = [
     "grpo_estimate",
     "importance_ratio",
     "kl_estimate",
+    "lambda_returns",
     "one_sided_log_ratio",
     "outside_trust_region",
+    "overlong_penalty",
+    "pass_at_k",
     "quadratic_leash",
     "reward_matrix",
     "sequence_ratio",
@@ -48,6 +60,7 @@ __all__ = [
     "token_ratio",
     "topk_divergence",
     "vocabulary_divergence",
+    "vtrace_returns",
     "weighted_gradient",
     "weighted_sum",
     "whiten",

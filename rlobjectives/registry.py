@@ -86,6 +86,11 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
         parts={"estimator": "GRPO", "policy_loss": "GMPO", "reduction": "SequenceMean"},
         source="arXiv:2507.20673",
     ),
+    "gpg": AlgorithmSpec(
+        summary="centred reward, scaled up by the share of the step that carries a signal, plain policy gradient",
+        parts={"estimator": "GPG", "policy_loss": "Reinforce", "reduction": "TokenMean"},
+        source="arXiv:2504.02546",
+    ),
     "grpo": AlgorithmSpec(
         summary="reward standardised in its prompt group, every sequence counts the same",
         parts={"estimator": "GRPO", "policy_loss": "ClippedSurrogate", "reduction": "SequenceMean"},
@@ -112,16 +117,79 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
         parts={"estimator": "GRPO", "policy_loss": "M2PO", "reduction": "TokenMean"},
         source="arXiv:2510.01161",
     ),
+    "max_rl": AlgorithmSpec(
+        summary="centred reward over the group's mean, rewards must not be negative",
+        parts={"estimator": "MaxRL", "policy_loss": "ClippedSurrogate", "reduction": "TokenMean"},
+        source="SkyRL",
+    ),
+    "opo": AlgorithmSpec(
+        summary="length-weighted group baseline, plain policy gradient",
+        parts={"estimator": "OPO", "policy_loss": "Reinforce", "reduction": "SequenceSum"},
+        source="arXiv:2505.23585",
+    ),
+    "optimal_token_baseline": AlgorithmSpec(
+        summary="one baseline a token, weighted by the uncertainty of each path",
+        parts={
+            "estimator": "OptimalTokenBaseline",
+            "policy_loss": "ClippedSurrogate",
+            "reduction": "TokenMean",
+        },
+        source="verl 0.9",
+    ),
     "p3o": AlgorithmSpec(
         summary="policy gradient capped by the effective sample size, a behaviour divergence for the rest",
         parts={"estimator": "GRPO", "policy_loss": "P3O", "reduction": "TokenMean"},
         source="arXiv:2605.12380",
+    ),
+    "pass_at_k": AlgorithmSpec(
+        summary="advantage of the best of k answers, analytic",
+        parts={"estimator": "PassAtK", "policy_loss": "ClippedSurrogate", "reduction": "TokenMean"},
+        source="arXiv:2508.10751",
+    ),
+    "pass_at_k_lead": AlgorithmSpec(
+        summary="only the best answer of a group is rewarded, by its lead over the second",
+        parts={"estimator": "PassAtK", "policy_loss": "ClippedSurrogate", "reduction": "TokenMean"},
+        options={"estimator": {"form": "max_minus_second", "epsilon": 1e-6}},
+        source="arXiv:2503.19595",
+    ),
+    "ppo": AlgorithmSpec(
+        summary="generalised advantages of a critic over action tokens, whitened over the step",
+        parts={"estimator": "GAE", "policy_loss": "ClippedSurrogate", "reduction": "TokenMean"},
+        options={"estimator": {"normalize": "window"}},
+        source="arXiv:1707.06347, arXiv:1506.02438",
     ),
     "reinforce": AlgorithmSpec(
         summary="group-centred reward, plain policy gradient",
         parts={"estimator": "GRPO", "policy_loss": "Reinforce", "reduction": "SequenceSum"},
         options={"estimator": {"scale": "none"}},
         source="Williams 1992",
+    ),
+    "reinforce_batch": AlgorithmSpec(
+        summary="reward minus the mean reward of the step, plain policy gradient",
+        parts={"estimator": "BatchBaseline", "policy_loss": "Reinforce", "reduction": "SequenceSum"},
+        source="Williams 1992",
+    ),
+    "reinforce_pp": AlgorithmSpec(
+        summary="KL-shaped return whitened over the step's tokens, no critic and no group",
+        parts={"estimator": "ReinforcePlusPlus", "policy_loss": "ClippedSurrogate", "reduction": "TokenMean"},
+        options={"estimator": {"kl_coef": 0.01}},
+        source="arXiv:2501.03262",
+    ),
+    "reinforce_pp_baseline": AlgorithmSpec(
+        summary="group-centred reward whitened over the step's tokens, k2 penalty in the loss",
+        parts={
+            "estimator": "ReinforcePlusPlusBaseline",
+            "policy_loss": "ClippedSurrogate",
+            "reduction": "TokenMean",
+            "kl": "KLPenalty",
+        },
+        options={"kl": {"coef": 0.01, "estimator": "k2"}},
+        source="arXiv:2501.03262",
+    ),
+    "remax": AlgorithmSpec(
+        summary="reward to go minus the reward of the greedy answer, plain policy gradient",
+        parts={"estimator": "ReMax", "policy_loss": "Reinforce", "reduction": "SequenceSum"},
+        source="arXiv:2310.10505",
     ),
     "rloo": AlgorithmSpec(
         summary="leave-one-out baseline, plain policy gradient",
@@ -133,10 +201,24 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
         parts={"estimator": "GRPO", "policy_loss": "SAPO", "reduction": "SequenceMean"},
         source="arXiv:2511.20347",
     ),
+    "vapo": AlgorithmSpec(
+        summary="length-adaptive trace decay for the policy, 1 for the critic, higher upper clip",
+        parts={"estimator": "GAE", "policy_loss": "ClippedSurrogate", "reduction": "TokenMean"},
+        options={
+            "estimator": {"adaptive_alpha": 0.05, "value_trace_decay": 1.0, "normalize": "window"},
+            "policy_loss": {"clip_low": 0.2, "clip_high": 0.28},
+        },
+        source="arXiv:2504.05118",
+    ),
     "vespo": AlgorithmSpec(
         summary="smooth weight of the sequence's likelihood ratio on the plain gradient",
         parts={"estimator": "GRPO", "policy_loss": "VESPO", "reduction": "TokenMean"},
         source="arXiv:2602.10693",
+    ),
+    "vtrace": AlgorithmSpec(
+        summary="off-policy corrected values and advantages of a critic",
+        parts={"estimator": "VTrace", "policy_loss": "ClippedSurrogate", "reduction": "TokenMean"},
+        source="arXiv:1802.01561",
     ),
 }
 

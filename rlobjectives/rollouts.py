@@ -10,13 +10,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_finite, check_integral, check_shape
+from rlobjectives.checks import check_finite, check_floating, check_integral, check_mask, check_shape
 from rlobjectives.errors import MissingColumnError, NonFiniteError, ShapeError
 from rlobjectives.layouts import TokenLayout
 
 __all__ = ["Groups", "Rollouts", "reward_matrix"]
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
+_TOKEN_COLUMNS = (
+    "values",
+    "token_rewards",
+    "old_logprobs",
+    "ref_logprobs",
+    "behavior_logprobs",
+    "teacher_logprobs",
+    "squared_probs",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +45,9 @@ class Groups:
     smallest: int
 
     @classmethod
-    def of(cls, group_ids: Tensor) -> Groups:
+    def of(cls, group_ids: Tensor, name: str = "group_ids") -> Groups:
         """Number the groups of integer ids ``[n]``."""
-        check_integral("group_ids", group_ids)
+        check_integral(name, group_ids)
         ids, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
         return cls(ids, index, sizes, int(sizes.min()) if sizes.numel() else 0)
 
@@ -63,13 +72,24 @@ class Rollouts:
         reward_names: Names of the ``r`` rewards; ``reward_0 …`` by default.
         scored: Bool ``[n, r]``, False where a reward is missing. A missing cell leaves that reward's
             statistics and adds nothing; whatever it holds is ignored. None: every cell is scored.
-        values: Critic values of each token, shaped like the layout's mask.
-        token_rewards: Rewards given at tokens (KL shaping included), shaped like the layout's mask.
-        session_ids: Integer session of each sequence, ``[n]``, for credit across turns.
+        values: Critic values of each token, shaped like the layout's mask (as every token column).
+        token_rewards: Rewards given at tokens, on top of `rewards`.
+        old_logprobs: Log-probability of each token, in nats, under the policy before any update.
+        ref_logprobs: The same under the frozen reference policy, for KL-shaped rewards.
+        behavior_logprobs: The same under the policy that sampled, as the sampler saw it.
+        teacher_logprobs: The same under a teacher.
+        squared_probs: ``Σᵥ π(v)²`` of the policy's distribution at each token.
+        session_ids: Integer session of each sequence, ``[n]``, for credit across turns. The sequences of
+            one session are given in the order of time.
+        truncated: Bool ``[n]``, True where a sequence was cut off rather than finished. Never guessed.
+        bootstrap_values: Value of the state after a truncated sequence, ``[n]``; ignored elsewhere.
+        greedy_rewards: Rewards of the greedy answer to each sequence's prompt, shaped like `rewards`.
 
     Raises:
         ShapeError: If shapes disagree, or rewards are boolean.
-        NonFiniteError: If a scored reward is NaN, infinite, or beyond float32.
+        NonFiniteError: If a scored reward is NaN, infinite, or beyond float32, or a column that is given
+            is not finite at a place that counts.
+        MissingColumnError: If a token column comes without a layout, or one half of a pair is missing.
 
     Example:
         >>> rollouts = Rollouts(rewards=torch.tensor([1, 0]), group_ids=torch.tensor([3, 3]))
@@ -84,8 +104,17 @@ class Rollouts:
     scored: Tensor | None = None
     values: Tensor | None = None
     token_rewards: Tensor | None = None
+    old_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    behavior_logprobs: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
+    squared_probs: Tensor | None = None
     session_ids: Tensor | None = None
+    truncated: Tensor | None = None
+    bootstrap_values: Tensor | None = None
+    greedy_rewards: Tensor | None = None
     groups: Groups = None  # type: ignore[assignment]  # filled below, from group_ids
+    sessions: Groups | None = None  # filled below, from session_ids
 
     def __post_init__(self) -> None:
         rewards = self.rewards.detach()
@@ -118,6 +147,7 @@ class Rollouts:
         self._set("groups", Groups.of(self.group_ids))
         self._check_scored_rewards()
         self._check_tokens(count)
+        self._check_sequences(count)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -141,16 +171,48 @@ class Rollouts:
                 f"layout has {self.layout.num_sequences} sequences; rewards has {count} rows. "
                 "Both describe the same sequences, in the same order."
             )
-        for name in ("values", "token_rewards"):
+        for name in _TOKEN_COLUMNS:
             column = getattr(self, name)
             if column is None:
                 continue
-            self.tokens(f"rollouts.{name}").check(name, column)
-            check_finite(name, column, self.tokens(name).mask)
-            self._set(name, column.detach())
+            layout = self.tokens(f"rollouts.{name}")
+            layout.check(name, column)
+            check_floating(name, column)
+            check_finite(name, column, layout.mask)
+            low = column.dtype in (torch.float16, torch.bfloat16)
+            self._set(name, column.detach().float() if low else column.detach())
+
+    def _check_sequences(self, count: int) -> None:
         if self.session_ids is not None:
-            check_integral("session_ids", self.session_ids)
             check_shape("session_ids", self.session_ids, (count,), "one session id a sequence")
+            self._set("sessions", Groups.of(self.session_ids, "session_ids"))
+        if self.truncated is not None:
+            check_mask("truncated", self.truncated)
+            check_shape("truncated", self.truncated, (count,), "one flag a sequence")
+        if self.bootstrap_values is not None:
+            truncated = self.need("truncated", "rollouts.bootstrap_values")
+            check_shape("bootstrap_values", self.bootstrap_values, (count,), "one value a sequence")
+            check_finite("bootstrap_values", self.bootstrap_values, truncated)
+            self._set("bootstrap_values", self.bootstrap_values.detach())
+        if self.greedy_rewards is not None:
+            greedy = self.greedy_rewards.detach().to(torch.float64)
+            greedy = greedy.unsqueeze(1) if greedy.dim() == 1 else greedy
+            check_shape("greedy_rewards", greedy, tuple(self.rewards.shape), "the shape of rewards")
+            check_finite("greedy_rewards", greedy)
+            self._set("greedy_rewards", greedy)
+
+    def need(self, name: str, reader: str) -> Tensor:
+        """A column that ``reader`` cannot do without.
+
+        Raises:
+            MissingColumnError: If it was not given.
+        """
+        column: Tensor | None = getattr(self, name)
+        if column is None:
+            raise MissingColumnError(
+                f"{reader} reads {name}, but the rollouts carry none. Give Rollouts({name}=...)."
+            )
+        return column
 
     @property
     def num_sequences(self) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_shape, nonfinite_count
+from rlobjectives.checks import nonfinite_count
 from rlobjectives.component import WindowContext
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.distributed.synchronize import Fault, exchange
@@ -218,6 +218,8 @@ class WindowBuilder:
     def _count_faults(self, estimate: Tensor, layout: TokenLayout) -> None:
         # Judged in float32, the precision advantages are used in: 1e300 is not finite there.
         mask = layout.mask if self.objective.estimator.token_level else None
+        if mask is not None and estimate.dim() > mask.dim():
+            mask = mask.unsqueeze(-1).expand_as(estimate)
         self._fault.counts[len(self._micro_batches), "estimate"] = _bad(estimate.float(), mask)
 
 
@@ -500,7 +502,7 @@ def _collect(
 def _check_estimate(estimator: Estimator, estimate: Tensor, layout: TokenLayout) -> None:
     name = f"{type(estimator).__name__} estimate"
     if estimator.token_level:
-        check_shape(name, estimate, layout.shape, "one number a token")
+        layout.check_columns(name, estimate)
     elif estimate.dim() not in (1, 2) or estimate.shape[0] != layout.num_sequences:
         raise ShapeError(
             f"{name} has shape {list(estimate.shape)}; expected [{layout.num_sequences}] or "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.component import Component, WindowContext
-from rlobjectives.errors import ShapeError
+from rlobjectives.errors import CapabilityError, ShapeError
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Stat
@@ -30,6 +30,11 @@ class Estimator(Component):
 
     token_level: ClassVar[bool] = False
 
+    @property
+    def columns(self) -> int:
+        """Numbers that `estimate` gives for each sequence or token: 1 unless it says otherwise."""
+        return 1
+
     @abc.abstractmethod
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Raw advantages of whole groups.
@@ -38,10 +43,26 @@ class Estimator(Component):
             rollouts: All completions of each prompt that is present.
 
         Returns:
-            ``[n]`` or, when `token_level`, shaped like the layout's mask. ``[n, k]`` when `finalize`
-            needs more than the number itself: the first column is the raw advantage, the others are
-            this part's own. Float64, no gradient.
+            ``[n]`` or, when `token_level`, shaped like the layout's mask. One dimension more, ``[n, k]`` or
+            ``[*tokens, k]``, when `finalize` needs more than the number itself: the first column is the
+            raw advantage, the others are this part's own. Float64 for sequences; for tokens the precision
+            of the columns read, float32 at least. No gradient.
         """
+
+    def value_targets(self, rollouts: Rollouts) -> Tensor:
+        """What a critic should learn to predict at each token, never touched by normalisation.
+
+        Returns:
+            Shaped like the layout's mask; 0 where it is false. No gradient.
+
+        Raises:
+            CapabilityError: If this estimator has no use for a critic.
+        """
+        del rollouts
+        raise CapabilityError(
+            f"{type(self).__name__} reads no critic, so it has no value targets. Choose GAE, or train "
+            "without a critic."
+        )
 
     def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:
         """What `finalize` must know about the window, from one micro-batch's estimate."""

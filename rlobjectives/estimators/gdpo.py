@@ -148,6 +148,11 @@ class GDPO(Estimator):
             )
         return tuple(self.weights)
 
+    @property
+    def columns(self) -> int:
+        """The sum, whether it is scored, and whether its group carries a signal."""
+        return 3
+
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Combined standardised rewards, before whitening.
 

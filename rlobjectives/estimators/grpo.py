@@ -153,6 +153,11 @@ class GRPO(Estimator):
         """The raw rewards' moments, when they are the scale."""
         return {"rewards": Moments} if self.scale == "batch" else {}
 
+    @property
+    def columns(self) -> int:
+        """The advantage; for a batch scale also the raw reward and whether it is scored."""
+        return 3 if self.scale == "batch" else 1
+
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Group-relative advantages ``[n]`` (``[n, 3]`` under ``scale="batch"``)."""
         check_singletons(rollouts, "GRPO", self.on_singleton)

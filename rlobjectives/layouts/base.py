@@ -60,6 +60,11 @@ class TokenLayout(abc.ABC):
     def num_sequences(self) -> int:
         """Number of sequences ``n``, fully masked ones included."""
 
+    @property
+    @abc.abstractmethod
+    def width(self) -> int:
+        """Positions of the longest sequence (a bound that needs no look at the device)."""
+
     @abc.abstractmethod
     def expand(self, per_sequence: Tensor) -> Tensor:
         """Give every token the number of its sequence.
@@ -80,6 +85,22 @@ class TokenLayout(abc.ABC):
 
         Returns:
             ``[n]`` in the dtype given. Differentiable.
+        """
+
+    @property
+    @abc.abstractmethod
+    def shortest(self) -> int:
+        """Positions of the shortest sequence, read without a look at the device."""
+
+    @abc.abstractmethod
+    def first(self, per_token: Tensor) -> Tensor:
+        """What stands at the first position of each sequence, counted or not.
+
+        Args:
+            per_token: Shaped like `mask`, with or without a dimension of columns behind.
+
+        Returns:
+            ``[n]`` or ``[n, k]``. A sequence without any position gives some neighbour's number, or 0.
         """
 
     @abc.abstractmethod
@@ -108,7 +129,12 @@ class TokenLayout(abc.ABC):
 
     @abc.abstractmethod
     def rows_of(self, per_token: Tensor, index: Tensor | slice) -> Tensor:
-        """The tokens of the chosen sequences, laid out as `rows` lays them."""
+        """The tokens of the chosen sequences, laid out as `rows` lays them.
+
+        Args:
+            per_token: Shaped like `mask`, with or without a dimension of columns behind.
+            index: Which sequences, in which order.
+        """
 
     @abc.abstractmethod
     def with_facts(self, **facts: Tensor) -> Self:
@@ -156,6 +182,11 @@ class TokenLayout(abc.ABC):
     def check(self, name: str, per_token: Tensor) -> None:
         """Raise a `ShapeError` unless the tensor is shaped like the mask."""
         check_shape(name, per_token, self.shape, "the shape of layout.mask")
+
+    def check_columns(self, name: str, per_token: Tensor) -> None:
+        """Raise a `ShapeError` unless the tensor begins like the mask; one dimension may follow."""
+        columns = tuple(per_token.shape[self.mask.dim() :])[:1]
+        check_shape(name, per_token, (*self.shape, *columns), "the shape of layout.mask")
 
     def select(self, per_token: Tensor, other: float = 0.0) -> Tensor:
         """The counted tokens' values, and ``other`` everywhere else (never a product)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -46,7 +47,8 @@ class PackedLayout(TokenLayout):
                 "a packed layout needs [n + 1] and [l]."
             )
         bounds = cu_seqlens.tolist()
-        falls = any(later < earlier for earlier, later in zip(bounds, bounds[1:], strict=False))
+        lengths = [later - earlier for earlier, later in itertools.pairwise(bounds)]
+        falls = min(lengths, default=0) < 0
         if bounds[0] != 0 or bounds[-1] != mask.numel() or falls:
             raise ShapeError(
                 f"cu_seqlens runs from {bounds[0]} to {bounds[-1]}{' and falls on the way' if falls else ''}; "
@@ -54,12 +56,12 @@ class PackedLayout(TokenLayout):
             )
         self.cu_seqlens = cu_seqlens
         self._bounds: list[int] = bounds
+        self._width, self._shortest = max(lengths, default=0), min(lengths, default=0)
         self._set(mask, facts)
         self._check_facts()
-        lengths = cu_seqlens.diff()
         self.index = torch.repeat_interleave(
-            torch.arange(lengths.numel(), device=mask.device),
-            lengths.to(mask.device),
+            torch.arange(len(lengths), device=mask.device),
+            cu_seqlens.diff().to(mask.device),
             output_size=mask.numel(),
         )
 
@@ -67,6 +69,23 @@ class PackedLayout(TokenLayout):
     def num_sequences(self) -> int:
         """Number of sequences."""
         return self.cu_seqlens.numel() - 1
+
+    @property
+    def width(self) -> int:
+        """Length of the longest sequence."""
+        return self._width
+
+    @property
+    def shortest(self) -> int:
+        """Length of the shortest sequence."""
+        return self._shortest
+
+    def first(self, per_token: Tensor) -> Tensor:
+        """Where each sequence starts."""
+        self.check_columns("per_token", per_token)
+        if self._bounds[-1] == 0:
+            return per_token.new_zeros(self.num_sequences, *per_token.shape[1:])
+        return per_token[self.cu_seqlens[:-1].to(self.device).clamp_max(self._bounds[-1] - 1)]
 
     def expand(self, per_sequence: Tensor) -> Tensor:
         """Gather each token's sequence number."""
@@ -109,7 +128,7 @@ class PackedLayout(TokenLayout):
 
     def rows_of(self, per_token: Tensor, index: Tensor | slice) -> Tensor:
         """The tokens of the chosen sequences, repacked in the order given."""
-        self.check("per_token", per_token)
+        self.check_columns("per_token", per_token)
         return per_token[self._positions(self._chosen(index))]
 
     def _chosen(self, index: Tensor | slice) -> Tensor:

@@ -49,6 +49,23 @@ class PaddedLayout(TokenLayout):
         """Number of rows."""
         return self.mask.shape[0]
 
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return self.mask.shape[1]
+
+    @property
+    def shortest(self) -> int:
+        """Columns, for all rows are as long."""
+        return self.mask.shape[1]
+
+    def first(self, per_token: Tensor) -> Tensor:
+        """The first column."""
+        self.check_columns("per_token", per_token)
+        if self.width == 0:
+            return per_token.new_zeros(self.num_sequences, *per_token.shape[2:])
+        return per_token[:, 0]
+
     def expand(self, per_sequence: Tensor) -> Tensor:
         """Repeat each row's number along the row (a view, no memory)."""
         check_shape("per_sequence", per_sequence, (self.num_sequences,), "one entry a sequence")
@@ -80,7 +97,7 @@ class PaddedLayout(TokenLayout):
 
     def rows_of(self, per_token: Tensor, index: Tensor | slice) -> Tensor:
         """The chosen rows of a token tensor."""
-        self.check("per_token", per_token)
+        self.check_columns("per_token", per_token)
         return per_token[index]
 
     def with_facts(self, **facts: Tensor) -> Self:

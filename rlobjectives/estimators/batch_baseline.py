@@ -1,0 +1,103 @@
+"""REINFORCE with a batch baseline: every reward against the mean of the whole window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from rlobjectives.checks import check_choice, check_number
+from rlobjectives.component import WindowContext
+from rlobjectives.errors import CapabilityError
+from rlobjectives.estimators.base import Estimator
+from rlobjectives.estimators.grpo import combined_reward
+from rlobjectives.estimators.whitening import whiten
+from rlobjectives.layouts import TokenLayout
+from rlobjectives.rollouts import Rollouts
+from rlobjectives.statistics import Maximum, Moments, Stat
+
+__all__ = ["BatchBaseline"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchBaseline(Estimator):
+    """Reward minus the mean reward of the optimizer window; groups play no part.
+
+        Aᵢ = rᵢ − mean_W r        or, with ``scale="batch"``,  (rᵢ − mean_W r) / (std_W r + ε)
+
+    The baseline contains the sequence itself, which shrinks the gradient by 1/N and leaves its direction. A
+    window in which all rewards are equal gives exactly zero.
+
+    Args:
+        weights: Weight of each reward column; None weighs all 1.
+        scale: ``"none"`` or ``"batch"``.
+        epsilon: Added to the standard deviation, in reward units.
+        ddof: 1 sample, 0 population standard deviation.
+
+    Raises:
+        CapabilityError: On an option out of range.
+
+    Source:
+        Williams 1992. OpenRLHF's ``reinforce`` whitens tokens instead: `ReinforcePlusPlus`.
+
+    Example:
+        >>> objective = Objective(estimator=BatchBaseline())
+        >>> estimate = objective.estimator.estimate(
+        ...     Rollouts(rewards=torch.tensor([1.0, 0.0]), group_ids=torch.tensor([0, 1]))
+        ... )
+        >>> layout = PaddedLayout(torch.ones(2, 1, dtype=torch.bool))
+        >>> objective.freeze([(estimate, layout)]).advantages(estimate, layout).flatten()
+        tensor([ 0.5000, -0.5000], dtype=torch.float64)
+    """
+
+    window_statistics: ClassVar[Mapping[str, type[Stat]]] = {
+        "rewards": Moments,
+        "highest": Maximum,
+        "lowest": Maximum,
+    }
+
+    weights: tuple[float, ...] | None = None
+    scale: Literal["none", "batch"] = "none"
+    epsilon: float = 1e-6
+    ddof: int = 1
+
+    def __post_init__(self) -> None:
+        check_choice("scale", self.scale, ("none", "batch"))
+        check_number("epsilon", self.epsilon, low=0.0)
+        if self.ddof not in (0, 1):
+            raise CapabilityError(f"ddof is {self.ddof!r}; expected 1 (sample) or 0 (population).")
+        for weight in self.weights or ():
+            check_number("weights", weight)
+
+    @property
+    def columns(self) -> int:
+        """The reward, and whether it is scored."""
+        return 2
+
+    def estimate(self, rollouts: Rollouts) -> Tensor:
+        """``[n, 2]``: the raw reward, and whether it is scored. Scope: sequence."""
+        rewards, scored = combined_reward(rollouts, self.weights)
+        return torch.cat([rewards, scored.to(rewards.dtype)], dim=1)
+
+    def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:
+        """Moments and range of the scored sequences' rewards."""
+        rewards, counted = estimate[:, 0], layout.sequence_mask() & (estimate[:, 1] > 0)
+        return {
+            "rewards": Moments.of(rewards, counted),
+            "highest": Maximum.of(rewards, counted),
+            "lowest": Maximum.of(-rewards, counted),
+        }
+
+    def finalize(self, estimate: Tensor, layout: TokenLayout, context: WindowContext) -> Tensor:
+        """Subtract the window's mean; divide by its spread if asked."""
+        del layout
+        moments, highest, lowest = (context[name] for name in ("rewards", "highest", "lowest"))
+        assert isinstance(moments, Moments)
+        assert isinstance(highest, Maximum) and isinstance(lowest, Maximum)
+        advantage = estimate[:, 0] - moments.mean
+        if self.scale == "batch":
+            advantage = whiten(estimate[:, 0], moments, ddof=self.ddof, epsilon=self.epsilon)
+        return torch.where((estimate[:, 1] > 0) & (highest.value > -lowest.value), advantage, 0.0)

@@ -1,0 +1,174 @@
+"""A weighted sum of estimators, each normalised in its own way."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlobjectives.capabilities import Capabilities, TrainerFacts
+from rlobjectives.checks import check_number
+from rlobjectives.component import Metric, WindowContext
+from rlobjectives.errors import CapabilityError
+from rlobjectives.estimators.base import Estimator
+from rlobjectives.layouts import TokenLayout
+from rlobjectives.rollouts import Rollouts
+from rlobjectives.statistics import Stat
+
+__all__ = ["Combined"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combined(Estimator):
+    """Weighted sum of several estimators' advantages.
+
+        Aₜ = Σⱼ wⱼ·Aₜ⁽ʲ⁾        each A⁽ʲ⁾ finalised (whitened, scaled) by its own estimator
+
+    Estimators of one advantage a sequence and of one a token mix freely; a per-token teacher signal next to
+    an outcome reward is ``Combined(estimators=(GRPO(), TeacherSignal(coef=0.5)))``. All read the same
+    rollouts: give each its reward columns by its own ``weights``.
+
+    Args:
+        estimators: At least one; none of them another `Combined`.
+        weights: One weight an estimator; None weighs all 1.
+
+    Raises:
+        CapabilityError: Without estimators, or with weights that do not match.
+
+    Source:
+        The sum of an outcome advantage and a token-level signal, as asked for in TRL; Relax adds the
+        teacher's after the estimator in the same way.
+
+    Example:
+        >>> rollouts = Rollouts(rewards=torch.tensor([1.0, 0.0]), group_ids=torch.tensor([7, 7]))
+        >>> both = Combined(estimators=(GRPO(scale="none"), RLOO()), weights=(1.0, 0.5))
+        >>> both.estimate(rollouts)[:, 0]
+        tensor([ 1., -1.], dtype=torch.float64)
+    """
+
+    estimators: tuple[Estimator, ...] = ()
+    weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "estimators", tuple(self.estimators))
+        for part in self.estimators:
+            if not isinstance(part, Estimator) or isinstance(part, Combined):
+                raise CapabilityError(
+                    f"estimators holds {part!r}; expected instances of Estimator, none of them a Combined."
+                )
+        if not self.estimators:
+            raise CapabilityError("Combined has no estimators. Give at least one.")
+        if self.weights is not None and len(self.weights) != len(self.estimators):
+            raise CapabilityError(
+                f"Combined has {len(self.weights)} weights for {len(self.estimators)} estimators. Give one each."
+            )
+        for weight in self.weights or ():
+            check_number("weights", weight)
+
+    @property
+    def token_level(self) -> bool:  # type: ignore[override]  # depends on what is combined
+        """Whether any of the estimators gives one advantage a token."""
+        return any(part.token_level for part in self.estimators)
+
+    def required(self) -> Capabilities:
+        """What all of the estimators together require."""
+        merged = self.capabilities
+        for part in self.estimators:
+            merged = merged.merge(part.required())
+            if self.token_level and not part.token_level and part.declared_statistics():
+                # Its sequences are counted where their first token is, which context ranks do not share.
+                merged = merged.merge(Capabilities(supports_context_parallel=False))
+        return merged
+
+    @property
+    def columns(self) -> int:
+        """The weighted sum, and everybody's own."""
+        return 1 + sum(part.columns for part in self.estimators)
+
+    def declared_statistics(self) -> dict[str, type[Stat]]:
+        """The statistics of every estimator, under its position."""
+        return {
+            f"{position}/{name}": kind
+            for position, part in enumerate(self.estimators)
+            for name, kind in part.declared_statistics().items()
+        }
+
+    def declared_metrics(self) -> dict[str, Metric]:
+        """The metrics of every estimator."""
+        return {name: metric for part in self.estimators for name, metric in part.declared_metrics().items()}
+
+    def violations(self, facts: TrainerFacts) -> Iterable[str]:
+        """What any of the estimators objects to."""
+        return itertools.chain.from_iterable(part.violations(facts) for part in self.estimators)
+
+    def estimate(self, rollouts: Rollouts) -> Tensor:
+        """``[n, 1 + k]`` or ``[*tokens, 1 + k]``: the weighted raw sum, then everybody's own columns."""
+        columns: list[Tensor] = []
+        for part in self.estimators:
+            own = part.estimate(rollouts)
+            plain = own.dim() == (len(rollouts.tokens("Combined").shape) if part.token_level else 1)
+            own = own.unsqueeze(-1) if plain else own
+            if own.shape[-1] != part.columns:
+                raise CapabilityError(
+                    f"{type(part).__name__}.estimate gives {own.shape[-1]} columns but declares {part.columns}. "
+                    "Say how many in its property `columns`."
+                )
+            if self.token_level and not part.token_level:
+                layout = rollouts.tokens("Combined")
+                _check_positions(part, layout)
+                own = torch.stack([layout.expand(column) for column in own.unbind(1)], dim=-1)
+            columns.append(own)
+        total = sum(weight * own[..., :1] for weight, own in zip(self._weights(), columns, strict=True))
+        assert isinstance(total, Tensor)
+        return torch.cat([total, *columns], dim=-1)
+
+    def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:
+        """The statistics of every estimator, from its own columns."""
+        return {
+            f"{position}/{name}": stat
+            for position, (part, own) in enumerate(self._split(estimate, layout))
+            for name, stat in part.statistics(own, layout).items()
+        }
+
+    def finalize(self, estimate: Tensor, layout: TokenLayout, context: WindowContext) -> Tensor:
+        """Finalise every estimator with its own statistics, and add."""
+        total: Tensor | None = None
+        for position, (part, own) in enumerate(self._split(estimate, layout)):
+            prefix = f"{position}/"
+            mine = {
+                name.removeprefix(prefix): stat
+                for name, stat in context.statistics.items()
+                if name.startswith(prefix)
+            }
+            final = part.finalize(own, layout, dataclasses.replace(context, statistics=mine))
+            if self.token_level and not part.token_level:
+                final = layout.expand(final)
+            weighted = self._weights()[position] * final
+            total = weighted if total is None else total + weighted
+        assert total is not None
+        return total
+
+    def _weights(self) -> tuple[float, ...]:
+        return self.weights or (1.0,) * len(self.estimators)
+
+    def _split(self, estimate: Tensor, layout: TokenLayout) -> Iterator[tuple[Estimator, Tensor]]:
+        start = 1
+        for part in self.estimators:
+            own = estimate[..., start : start + part.columns]
+            start += part.columns
+            if self.token_level and not part.token_level:
+                own = layout.first(own)
+            yield part, own.squeeze(-1) if part.columns == 1 else own
+
+
+def _check_positions(part: Estimator, layout: TokenLayout) -> None:
+    # A sequence's numbers travel on its tokens, so one without any position would not be counted.
+    if layout.shortest == 0 and part.declared_statistics():
+        raise CapabilityError(
+            f"Combined spreads the numbers of {type(part).__name__} over tokens, but some sequence has no "
+            "position at all, so the window would miss it. Give each at least one (masked) position."
+        )

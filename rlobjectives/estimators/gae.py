@@ -1,0 +1,207 @@
+"""GAE: what an action was worth beyond what a critic expected, for one turn or many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from rlobjectives.capabilities import Capabilities, TrainerFacts
+from rlobjectives.checks import check_choice, check_number
+from rlobjectives.estimators.normalized import Normalized
+from rlobjectives.estimators.returns import OBSERVATIONS, Credit, lambda_returns
+from rlobjectives.estimators.sessions import Trajectories, concatenate, session_rewards
+from rlobjectives.estimators.shaping import (
+    check_kl_options,
+    refuse_lost_rewards,
+    sequence_rewards,
+    shaped_token_rewards,
+)
+from rlobjectives.layouts import TokenLayout
+from rlobjectives.rollouts import Rollouts
+
+__all__ = ["GAE", "adaptive_trace_decay", "final_rewards"]
+
+
+def adaptive_trace_decay(counts: Tensor, alpha: float) -> Tensor:
+    """VAPO's length-adaptive λ: ``1 − 1 / (α·length)``, held to [0, 1].
+
+    Args:
+        counts: Action tokens of each sequence, ``[n]``.
+        alpha: α > 0; the larger, the farther credit reaches.
+
+    Returns:
+        Float64 ``[n]``.
+
+    Example:
+        >>> adaptive_trace_decay(torch.tensor([10, 100]), 0.05)
+        tensor([0.0000, 0.8000], dtype=torch.float64)
+    """
+    return (1.0 - 1.0 / (alpha * counts.double().clamp_min(1.0))).clamp(0.0, 1.0)
+
+
+def final_rewards(rewards: Tensor, rollouts: Rollouts, discount: float, reader: str) -> Tensor:
+    """Rewards ``[n]`` plus γ times the bootstrap value of each truncated sequence.
+
+    Raises:
+        MissingColumnError: If some sequences are marked truncated without `bootstrap_values`.
+    """
+    if rollouts.truncated is None:
+        return rewards
+    values = rollouts.need("bootstrap_values", f"{reader} (truncated sequences)").double()
+    return rewards + discount * torch.where(rollouts.truncated, values, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GAE(Normalized):
+    """Generalised advantage estimation over action tokens.
+
+        δₖ = rₖ + γVₖ₊₁ − Vₖ        Aₖ = δₖ + γλ·Aₖ₊₁        Vₙ₊₁ = 0, or the bootstrap value
+
+    The tokens ``t₁ < … < tₙ`` are those the mask counts: an observation between two of them costs no
+    discount and lends no value. The sequence's reward falls on its last *action* token; trajectories never
+    bootstrap each other. A sequence is bootstrapped only if `Rollouts.truncated` says so. Returns are made
+    from the raw advantages, whatever `normalize` does.
+
+    Args:
+        discount: γ in [0, 1].
+        trace_decay: λ in [0, 1], of the advantages.
+        value_trace_decay: λ of the value targets; None takes ``trace_decay``.
+        adaptive_alpha: α of the length-adaptive λ ``1 − 1/(α·length)`` of the advantages, in place of
+            ``trace_decay``; the value targets then use ``value_trace_decay`` or ``trace_decay``.
+        weights: Weight of each reward column; None weighs all 1.
+        reward_scope: ``"segment"``: every sequence is a trajectory with its own reward. ``"session"``: the
+            sequences of a session, in the order given, are one trajectory with one reward at its end.
+            ``"session_replicated"``: each sequence is a trajectory and receives the session's reward.
+        observations: ``"skip"``, or the other conventions of the field, ``"zero_value"`` and ``"step"``
+            (see `lambda_returns`). Only ``"step"`` reads values under a false mask.
+        kl_coef: β ≥ 0 of a penalty ``β·k(ℓ − ℓʳᵉᶠ)`` in the token rewards.
+        kl_estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"abs"``.
+        on_lost_reward: ``"error"`` or ``"drop"`` for a reward other than 0 without an action token.
+        normalize: ``"none"``, or ``"window"`` to whiten advantages over the window's tokens.
+        ddof: 1 sample, 0 population variance of that whitening.
+        epsilon: Its stability constant.
+        epsilon_mode: ``"add"`` (std + ε), ``"variance"`` (√(var + ε)) or ``"floor"`` (√max(var, ε)).
+
+    Raises:
+        CapabilityError: If an option is out of range, a reward is lost, or a session contradicts itself.
+        MissingColumnError: Without values, or without what a chosen option reads.
+
+    Source:
+        arXiv:1506.02438; separate and length-adaptive λ: VAPO, arXiv:2504.05118. verl always whitens (these
+        constants) and leaves ``A + V`` in the returns of observation tokens; OpenRLHF is ``"zero_value"`` with
+        ``ddof=0, epsilon_mode="floor"``; slime and oat are ``"step"``. AReaL bootstraps what has no end token.
+
+    Example:
+        >>> layout = PaddedLayout(torch.tensor([[True, True]]))
+        >>> rollouts = Rollouts(
+        ...     rewards=torch.tensor([1.0]), group_ids=torch.tensor([0]), layout=layout,
+        ...     values=torch.tensor([[0.1, 0.2]], dtype=torch.float64),
+        ... )
+        >>> GAE(discount=0.9, trace_decay=0.8).estimate(rollouts)
+        tensor([[0.6560, 0.8000]], dtype=torch.float64)
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(needs_critic=True, supports_context_parallel=False)
+    token_level: ClassVar[bool] = True
+
+    discount: float = 1.0
+    trace_decay: float = 1.0
+    value_trace_decay: float | None = None
+    adaptive_alpha: float | None = None
+    weights: tuple[float, ...] | None = None
+    reward_scope: Literal["segment", "session", "session_replicated"] = "segment"
+    observations: Literal["skip", "zero_value", "step"] = "skip"
+    kl_coef: float = 0.0
+    kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
+    on_lost_reward: Literal["error", "drop"] = "error"
+
+    def __post_init__(self) -> None:
+        Normalized.__post_init__(self)
+        for name in ("discount", "trace_decay", "value_trace_decay"):
+            if (value := getattr(self, name)) is not None:
+                check_number(name, value, low=0.0, high=1.0)
+        if self.adaptive_alpha is not None:
+            check_number("adaptive_alpha", self.adaptive_alpha, low=0.0, open_low=True)
+        check_choice("reward_scope", self.reward_scope, ("segment", "session", "session_replicated"))
+        check_choice("observations", self.observations, OBSERVATIONS)
+        check_choice("on_lost_reward", self.on_lost_reward, ("error", "drop"))
+        check_kl_options(self.kl_coef, self.kl_estimator)
+        for weight in self.weights or ():
+            check_number("weights", weight)
+
+    def required(self) -> Capabilities:
+        """A critic; a reference policy too when the rewards are KL-shaped."""
+        return self.capabilities.merge(Capabilities(needs_ref_logprobs=self.kl_coef > 0.0))
+
+    def violations(self, facts: TrainerFacts) -> Iterable[str]:
+        """Normalisation done twice."""
+        if self.normalize != "none" and facts.normalize_advantages:
+            yield 'it whitens advantages itself; turn normalize_advantages off, or set normalize="none".'
+
+    def estimate(self, rollouts: Rollouts) -> Tensor:
+        """Raw advantages, shaped like the mask, in the precision of the values. Scope: trajectory."""
+        return self._credit(rollouts, adaptive=True).advantages
+
+    def value_targets(self, rollouts: Rollouts) -> Tensor:
+        """Raw returns at action tokens, 0 elsewhere, with the λ of the critic."""
+        return self._credit(rollouts, adaptive=False).returns
+
+    def credit(self, rollouts: Rollouts) -> Credit:
+        """Advantages and value targets together; one pass when they share λ."""
+        credit = self._credit(rollouts, adaptive=True)
+        if self.adaptive_alpha is None and self.value_trace_decay in (None, self.trace_decay):
+            return credit
+        return credit._replace(returns=self.value_targets(rollouts))
+
+    def _credit(self, rollouts: Rollouts, *, adaptive: bool) -> Credit:
+        layout, values = rollouts.tokens("GAE"), rollouts.need("values", "GAE")
+        shaped = shaped_token_rewards(rollouts, self.kl_coef, self.kl_estimator, "GAE")
+        if self.reward_scope != "session":
+            final = final_rewards(self._rewards(rollouts), rollouts, self.discount, "GAE")
+            return self._returns(layout, values, shaped, final, adaptive)
+        whole = concatenate(rollouts, "GAE")
+        flat = self._returns(
+            whole.layout,
+            whole.gather(values),
+            None if shaped is None else whole.gather(shaped),
+            self._session_final(rollouts, whole),
+            adaptive,
+        )
+        return Credit(*(whole.scatter(column, layout.mask) for column in flat))
+
+    def _returns(
+        self, layout: TokenLayout, values: Tensor, shaped: Tensor | None, final: Tensor, adaptive: bool
+    ) -> Credit:
+        decay: float | Tensor = self.trace_decay
+        if not adaptive and self.value_trace_decay is not None:
+            decay = self.value_trace_decay
+        elif adaptive and self.adaptive_alpha is not None:
+            decay = adaptive_trace_decay(layout.token_counts(), self.adaptive_alpha)
+        return lambda_returns(
+            layout,
+            values=values,
+            token_rewards=shaped,
+            final_rewards=final,
+            discount=self.discount,
+            trace_decay=decay,
+            observations=self.observations,
+        )
+
+    def _rewards(self, rollouts: Rollouts) -> Tensor:
+        if self.reward_scope == "segment":
+            return sequence_rewards(rollouts, self.weights, "GAE", self.on_lost_reward)
+        rewards = session_rewards(rollouts, self.weights, "GAE")
+        assert rollouts.sessions is not None
+        if self.on_lost_reward == "error":
+            counts = rewards.new_zeros(rewards.shape)
+            counts.index_add_(0, rollouts.sessions.index, rollouts.tokens("GAE").local_counts())
+            refuse_lost_rewards(rewards, counts, "GAE")
+        return rewards[rollouts.sessions.index]
+
+    def _session_final(self, rollouts: Rollouts, whole: Trajectories) -> Tensor:
+        # A session goes on after its last sequence only if that one was cut off.
+        return final_rewards(self._rewards(rollouts), rollouts, self.discount, "GAE")[whole.last]

@@ -1,0 +1,70 @@
+"""MaxRL: the centred reward over the group's mean, so that hard prompts weigh more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from rlobjectives.capabilities import Capabilities
+from rlobjectives.checks import check_choice, check_number, refuse_rows
+from rlobjectives.estimators.base import Estimator
+from rlobjectives.estimators.groups import check_singletons, group_moments
+from rlobjectives.estimators.grpo import combined_reward
+from rlobjectives.rollouts import Rollouts
+
+__all__ = ["MaxRL"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaxRL(Estimator):
+    """Reward over its group's mean, minus one.
+
+        Aᵢ = (rᵢ − mean_g r) / (mean_g r + ε)
+
+    Only for rewards ≥ 0: with a negative mean the sign of every advantage would turn over. A constant group
+    gives exactly zero.
+
+    Args:
+        weights: Weight ≥ 0 of each reward column; None weighs all 1.
+        epsilon: Stability constant in reward units.
+        on_singleton: ``"error"`` or ``"zero"`` for a prompt with one completion.
+
+    Raises:
+        CapabilityError: On a bad option, a negative reward, or a singleton group in the data.
+
+    Source:
+        As ``MAXRL`` in SkyRL, which does not check the sign.
+
+    Example:
+        >>> rollouts = Rollouts(rewards=torch.tensor([1.0, 0.0]), group_ids=torch.tensor([7, 7]))
+        >>> MaxRL(epsilon=0.0).estimate(rollouts)
+        tensor([ 1., -1.], dtype=torch.float64)
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2, forbids_normalize_advantages=True)
+
+    weights: tuple[float, ...] | None = None
+    epsilon: float = 1e-6
+    on_singleton: Literal["error", "zero"] = "error"
+
+    def __post_init__(self) -> None:
+        check_number("epsilon", self.epsilon, low=0.0)
+        check_choice("on_singleton", self.on_singleton, ("error", "zero"))
+        for weight in self.weights or ():
+            check_number("weights", weight, low=0.0)
+
+    def estimate(self, rollouts: Rollouts) -> Tensor:
+        """Advantages ``[n]``. Scope: group."""
+        check_singletons(rollouts, "MaxRL", self.on_singleton)
+        refuse_rows(
+            (rollouts.rewards < 0).any(1),
+            "have a negative reward, which MaxRL cannot divide by the mean of",
+            'Shift the rewards to start at 0, or choose GRPO(scale="none").',
+        )
+        rewards, scored = combined_reward(rollouts, self.weights)
+        moments = group_moments(rewards, scored, rollouts.groups)
+        advantage = (rewards - moments.mean) / torch.where(moments.constant, 1.0, moments.mean + self.epsilon)
+        return torch.where(moments.constant | ~scored, 0.0, advantage).squeeze(1)

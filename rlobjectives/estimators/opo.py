@@ -1,0 +1,69 @@
+"""OPO: the reward against the length-weighted mean of its prompt group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from rlobjectives.capabilities import Capabilities
+from rlobjectives.checks import check_choice, check_number
+from rlobjectives.estimators.base import Estimator
+from rlobjectives.estimators.groups import check_singletons, group_moments, group_sum
+from rlobjectives.estimators.grpo import combined_reward
+from rlobjectives.rollouts import Rollouts
+
+__all__ = ["OPO"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OPO(Estimator):
+    """Centre each reward on its group's mean weighted by response length.
+
+        b = Σⱼ Lⱼrⱼ / Σⱼ Lⱼ        Aᵢ = rᵢ − b        L: action tokens of the whole response
+
+    An empty response does not move the baseline; a group of empty responses gives 0, for none of its tokens
+    counts. A constant group gives exactly zero.
+
+    Args:
+        weights: Weight of each reward column; None weighs all 1.
+        on_singleton: ``"error"`` or ``"zero"`` for a prompt with one completion.
+
+    Raises:
+        CapabilityError: On a bad option, or a singleton group in the data.
+        MissingColumnError: Without a layout.
+
+    Source:
+        arXiv:2505.23585. A singleton is the raw reward in verl and 0 in xtuner, which adds 1e-8 to ΣL.
+
+    Example:
+        >>> rollouts = Rollouts(
+        ...     rewards=torch.tensor([1.0, 0.0]), group_ids=torch.tensor([7, 7]),
+        ...     layout=PaddedLayout(torch.tensor([[True, True, True], [True, False, False]])),
+        ... )
+        >>> OPO().estimate(rollouts)
+        tensor([ 0.2500, -0.7500], dtype=torch.float64)
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2)
+
+    weights: tuple[float, ...] | None = None
+    on_singleton: Literal["error", "zero"] = "error"
+
+    def __post_init__(self) -> None:
+        check_choice("on_singleton", self.on_singleton, ("error", "zero"))
+        for weight in self.weights or ():
+            check_number("weights", weight)
+
+    def estimate(self, rollouts: Rollouts) -> Tensor:
+        """Centred rewards ``[n]``. Scope: group."""
+        check_singletons(rollouts, "OPO", self.on_singleton)
+        rewards, scored = combined_reward(rollouts, self.weights)
+        lengths = torch.where(scored, rollouts.tokens("OPO").token_counts().unsqueeze(1), 0.0)
+        total = group_sum(lengths, rollouts.groups)[rollouts.groups.index]
+        weighted = group_sum(lengths * rewards, rollouts.groups)[rollouts.groups.index]
+        constant = group_moments(rewards, scored, rollouts.groups).constant
+        advantage = rewards - weighted / total.clamp_min(1.0)
+        return torch.where(constant | ~scored | (total == 0), 0.0, advantage).squeeze(1)

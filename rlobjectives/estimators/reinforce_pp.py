@@ -1,0 +1,155 @@
+"""REINFORCE++: KL-shaped returns (or group-centred rewards), whitened over the tokens of the window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from rlobjectives.capabilities import Capabilities
+from rlobjectives.checks import check_choice, check_number
+from rlobjectives.estimators.groups import check_singletons
+from rlobjectives.estimators.grpo import combined_reward, grpo_estimate
+from rlobjectives.estimators.normalized import Normalized
+from rlobjectives.estimators.returns import lambda_returns
+from rlobjectives.estimators.shaping import check_kl_options, sequence_rewards, shaped_token_rewards
+from rlobjectives.rollouts import Rollouts
+
+__all__ = ["ReinforcePlusPlus", "ReinforcePlusPlusBaseline"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReinforcePlusPlus(Normalized):
+    """Return of each action token under KL-shaped rewards, whitened over the window. No critic, no group.
+
+        r̃ₖ = −β·k1(ℓₖ − ℓₖʳᵉᶠ) + [k = n]·R        Gₖ = r̃ₖ + γ·Gₖ₊₁        Â = (G − μ_W) / √max(σ²_W, ε)
+
+    Observation tokens are skipped without a discount. A sequence without action tokens counts for nothing.
+
+    Args:
+        discount: γ in [0, 1].
+        kl_coef: β ≥ 0; 0 needs no reference policy.
+        kl_estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"abs"``.
+        weights: Weight of each reward column; None weighs all 1.
+        observations: ``"skip"``, or ``"step"`` to discount through masked tokens before the last action.
+        on_lost_reward: ``"error"`` or ``"drop"`` for a reward other than 0 without an action token.
+        normalize: ``"window"`` or ``"none"``.
+        ddof: 0 population, 1 sample variance.
+        epsilon: Stability constant.
+        epsilon_mode: ``"floor"`` (√max(var, ε)), ``"variance"`` (√(var + ε)) or ``"add"`` (std + ε).
+
+    Raises:
+        CapabilityError: If an option is out of range, or a reward is lost.
+        MissingColumnError: With ``kl_coef`` but without old or reference log-probabilities.
+
+    Source:
+        arXiv:2501.03262; constants as in OpenRLHF. verl: ``ddof=1, epsilon_mode="variance"``. Relax, slime and
+        OpenRLHF discount through masked tokens: ``observations="step"``.
+
+    Example:
+        >>> rollouts = Rollouts(
+        ...     rewards=torch.tensor([1.0, -0.5]), group_ids=torch.tensor([0, 1]),
+        ...     layout=PaddedLayout(torch.tensor([[True, True], [True, False]])),
+        ... )
+        >>> ReinforcePlusPlus(discount=0.9).estimate(rollouts)
+        tensor([[ 0.9000,  1.0000],
+                [-0.5000,  0.0000]], dtype=torch.float64)
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        supports_context_parallel=False, forbids_normalize_advantages=True
+    )
+    token_level: ClassVar[bool] = True
+
+    normalize: Literal["none", "window"] = "window"
+    ddof: int = 0
+    epsilon_mode: Literal["add", "variance", "floor"] = "floor"
+    discount: float = 1.0
+    kl_coef: float = 0.0
+    kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
+    weights: tuple[float, ...] | None = None
+    observations: Literal["skip", "step"] = "skip"
+    on_lost_reward: Literal["error", "drop"] = "error"
+
+    def __post_init__(self) -> None:
+        Normalized.__post_init__(self)
+        check_number("discount", self.discount, low=0.0, high=1.0)
+        check_choice("observations", self.observations, ("skip", "step"))
+        check_choice("on_lost_reward", self.on_lost_reward, ("error", "drop"))
+        check_kl_options(self.kl_coef, self.kl_estimator)
+        for weight in self.weights or ():
+            check_number("weights", weight)
+
+    def required(self) -> Capabilities:
+        """A reference policy when the rewards are KL-shaped."""
+        return self.capabilities.merge(Capabilities(needs_ref_logprobs=self.kl_coef > 0.0))
+
+    def estimate(self, rollouts: Rollouts) -> Tensor:
+        """Returns before whitening, shaped like the mask. Scope: sequence."""
+        name = "ReinforcePlusPlus"
+        return lambda_returns(
+            rollouts.tokens(name),
+            token_rewards=shaped_token_rewards(rollouts, self.kl_coef, self.kl_estimator, name),
+            final_rewards=sequence_rewards(rollouts, self.weights, name, self.on_lost_reward),
+            discount=self.discount,
+            observations=self.observations,
+        ).returns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReinforcePlusPlusBaseline(Normalized):
+    """Group-centred reward of each sequence, whitened over the tokens of the window.
+
+        Aᵢ = rᵢ − mean_g r        Âᵢ = (Aᵢ − μ_W) / √max(σ²_W, ε)        μ, σ over tokens: long answers weigh more
+
+    No standard deviation of the group, and no KL in the advantage: add ``KLPenalty(estimator="k2")``. A
+    group without spread is 0 before whitening; after it, −μ/σ like every token at the mean.
+
+    Args:
+        weights: Weight of each reward column; None weighs all 1.
+        on_singleton: ``"error"`` or ``"zero"`` for a prompt with one completion.
+        normalize: ``"window"`` or ``"none"``.
+        ddof: 0 population, 1 sample variance.
+        epsilon: Stability constant.
+        epsilon_mode: ``"floor"`` (√max(var, ε)), ``"variance"`` (√(var + ε)) or ``"add"`` (std + ε).
+
+    Raises:
+        CapabilityError: On an option out of range, or a singleton group in the data.
+
+    Source:
+        arXiv:2501.03262. verl: ``ddof=1, epsilon_mode="variance"``. slime subtracts ``β·k1`` from each token's
+        advantage before whitening; that is not this estimator.
+
+    Example:
+        >>> rollouts = Rollouts(rewards=torch.tensor([1.0, 0.0]), group_ids=torch.tensor([7, 7]))
+        >>> ReinforcePlusPlusBaseline().estimate(rollouts)[:, 0]
+        tensor([ 0.5000, -0.5000], dtype=torch.float64)
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2, forbids_normalize_advantages=True)
+
+    normalize: Literal["none", "window"] = "window"
+    ddof: int = 0
+    epsilon_mode: Literal["add", "variance", "floor"] = "floor"
+    weights: tuple[float, ...] | None = None
+    on_singleton: Literal["error", "zero"] = "error"
+
+    def __post_init__(self) -> None:
+        Normalized.__post_init__(self)
+        check_choice("on_singleton", self.on_singleton, ("error", "zero"))
+        for weight in self.weights or ():
+            check_number("weights", weight)
+
+    @property
+    def columns(self) -> int:
+        """The centred reward, and whether it is scored."""
+        return 2
+
+    def estimate(self, rollouts: Rollouts) -> Tensor:
+        """``[n, 2]``: the centred reward, and whether the sequence is scored. Scope: group."""
+        check_singletons(rollouts, "ReinforcePlusPlusBaseline", self.on_singleton)
+        rewards, scored = combined_reward(rollouts, self.weights)
+        centred = grpo_estimate(rewards, scored, rollouts, scale="none")
+        return torch.cat([centred, scored.to(centred.dtype)], dim=1)

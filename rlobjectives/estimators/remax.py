@@ -1,0 +1,83 @@
+"""ReMax: the reward against that of the greedy answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from rlobjectives.capabilities import Capabilities
+from rlobjectives.checks import check_choice, check_number
+from rlobjectives.estimators.normalized import Normalized
+from rlobjectives.estimators.returns import lambda_returns
+from rlobjectives.estimators.shaping import check_kl_options, sequence_rewards, shaped_token_rewards
+from rlobjectives.rollouts import Rollouts
+
+__all__ = ["ReMax"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReMax(Normalized):
+    """Reward to go minus the reward of the greedy answer to the same prompt.
+
+        Aₖ = Σ_{j ≥ k} r̃ⱼ − b        b: combined reward of the greedy answer
+
+    The greedy answer is sampled once a prompt and scored by the same reward functions; without it there is
+    no baseline, so a missing one is an error.
+
+    Args:
+        kl_coef: β ≥ 0 of a penalty ``β·k(ℓ − ℓʳᵉᶠ)`` in the token rewards.
+        kl_estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"abs"``.
+        weights: Weight of each reward column; None weighs all 1.
+        on_lost_reward: ``"error"`` or ``"drop"`` for a reward other than 0 without an action token.
+        normalize: ``"none"``, or ``"window"`` to whiten over the window's tokens.
+        ddof: 1 sample, 0 population variance of that whitening.
+        epsilon: Its stability constant.
+        epsilon_mode: ``"add"``, ``"variance"`` or ``"floor"``.
+
+    Raises:
+        CapabilityError: If an option is out of range, or a reward is lost.
+        MissingColumnError: Without `Rollouts.greedy_rewards`.
+
+    Source:
+        arXiv:2310.10505.
+
+    Example:
+        >>> rollouts = Rollouts(
+        ...     rewards=torch.tensor([1.0]), group_ids=torch.tensor([0]), greedy_rewards=torch.tensor([0.4]),
+        ...     layout=PaddedLayout(torch.tensor([[True, True]])),
+        ... )
+        >>> ReMax().estimate(rollouts)
+        tensor([[0.6000, 0.6000]], dtype=torch.float64)
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(supports_context_parallel=False)
+    token_level: ClassVar[bool] = True
+
+    kl_coef: float = 0.0
+    kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
+    weights: tuple[float, ...] | None = None
+    on_lost_reward: Literal["error", "drop"] = "error"
+
+    def __post_init__(self) -> None:
+        Normalized.__post_init__(self)
+        check_choice("on_lost_reward", self.on_lost_reward, ("error", "drop"))
+        check_kl_options(self.kl_coef, self.kl_estimator)
+        for weight in self.weights or ():
+            check_number("weights", weight)
+
+    def required(self) -> Capabilities:
+        """A reference policy when the rewards are KL-shaped."""
+        return self.capabilities.merge(Capabilities(needs_ref_logprobs=self.kl_coef > 0.0))
+
+    def estimate(self, rollouts: Rollouts) -> Tensor:
+        """Advantages, shaped like the mask. Scope: sequence."""
+        layout, greedy = rollouts.tokens("ReMax"), rollouts.need("greedy_rewards", "ReMax")
+        baseline = greedy.sum(1) if self.weights is None else greedy @ greedy.new_tensor(self.weights)
+        to_go = lambda_returns(
+            layout,
+            token_rewards=shaped_token_rewards(rollouts, self.kl_coef, self.kl_estimator, "ReMax"),
+            final_rewards=sequence_rewards(rollouts, self.weights, "ReMax", self.on_lost_reward),
+        ).returns
+        return layout.select(to_go - layout.expand(baseline).to(to_go.dtype))

@@ -1,0 +1,119 @@
+"""λ-returns over action tokens: the one recurrence behind GAE, TD(λ) and rewards to go."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlobjectives.checks import check_choice, check_number, check_shape
+from rlobjectives.layouts import TokenLayout
+from rlobjectives.layouts.scan import decays
+
+__all__ = ["OBSERVATIONS", "Credit", "lambda_returns"]
+
+OBSERVATIONS = ("skip", "zero_value", "step")
+
+
+class Credit(NamedTuple):
+    """What a token's action was worth. Shaped like the mask, 0 where it is false; no gradient.
+
+    Attributes:
+        advantages: Return minus value.
+        returns: λ-return: the target of a critic.
+    """
+
+    advantages: Tensor
+    returns: Tensor
+
+
+def lambda_returns(
+    layout: TokenLayout,
+    *,
+    values: Tensor | None = None,
+    token_rewards: Tensor | None = None,
+    final_rewards: Tensor | None = None,
+    discount: float = 1.0,
+    trace_decay: float | Tensor = 1.0,
+    observations: str = "skip",
+) -> Credit:
+    """λ-returns and advantages over the counted (action) tokens ``t₁ < … < tₙ`` of each sequence.
+
+        Gₖ = rₖ + γ·[(1 − λ)·Vₖ₊₁ + λ·Gₖ₊₁]        Aₖ = Gₖ − Vₖ        Gₙ = rₙ + R
+
+    ``A`` is the generalised advantage ``δₖ + γλ·Aₖ₊₁`` with ``δₖ = rₖ + γVₖ₊₁ − Vₖ``. Solving for
+    ``Uₖ = γ[(1 − λ)Vₖ + λGₖ]`` needs one scan, no value of a neighbour and no division by λ. The final
+    reward R enters behind the last action token, wherever observations or padding put the end of the
+    sequence. What a masked token holds never matters, except under ``observations="step"``.
+
+    Args:
+        layout: Where the tokens lie; the mask says which are actions.
+        values: V, shaped like the mask; None is 0 everywhere.
+        token_rewards: r, shaped like the mask; None is 0 everywhere. Read at action tokens only.
+        final_rewards: R, ``[n]``: reward of the whole sequence, plus γ times the value of what follows where
+            it was truncated.
+        discount: γ in [0, 1].
+        trace_decay: λ in [0, 1], one number, or one a sequence ``[n]``.
+        observations: ``"skip"``: a masked token is no step. ``"zero_value"``: masked tokens before the last
+            action are steps with value 0. ``"step"``: they are steps with their own value, which must
+            then be finite.
+
+    Returns:
+        In the precision of ``values`` (else of ``token_rewards``, else float64). Scope: one sequence.
+
+    Example:
+        >>> layout = PaddedLayout(torch.tensor([[True, False, True]]))
+        >>> credit = lambda_returns(
+        ...     layout, values=torch.tensor([[0.1, 7.0, 0.3]]), final_rewards=torch.tensor([1.0])
+        ... )
+        >>> credit.advantages
+        tensor([[0.9000, 0.0000, 0.7000]])
+    """
+    check_number("discount", discount, low=0.0, high=1.0)
+    check_choice("observations", observations, OBSERVATIONS)
+    if not isinstance(trace_decay, Tensor):
+        check_number("trace_decay", trace_decay, low=0.0, high=1.0)
+    for name, column in (("values", values), ("token_rewards", token_rewards)):
+        if column is not None:
+            layout.check(name, column)
+    if final_rewards is not None:
+        check_shape("final_rewards", final_rewards, (layout.num_sequences,), "one reward a sequence")
+    steps = layout.mask
+    if observations != "skip":
+        steps = layout.reverse_scan(torch.ones(layout.shape, device=layout.device), 1.0) > 0
+    like = values if values is not None else token_rewards
+    dtype = torch.float64 if like is None else torch.promote_types(like.dtype, torch.float32)
+    returns = torch.empty(layout.shape, dtype=dtype, device=layout.device)
+    advantages = returns if values is None else torch.empty_like(returns)
+    for piece in layout.pieces():
+        counted = piece.take(layout.mask)
+        taken = counted if steps is layout.mask else piece.take(steps)
+        decay = piece.expand(trace_decay).double() if isinstance(trace_decay, Tensor) else trace_decay
+        reward = value = None
+        if token_rewards is not None:
+            reward = torch.where(counted, piece.take(token_rewards).double(), 0.0)
+        if values is not None:
+            seen = taken if observations == "step" else counted
+            value = torch.where(seen, piece.take(values).double(), 0.0)
+        carried = _carried(value, reward, counted, discount, decay)
+        carried = piece.scan(carried, decays(taken, discount * decay), final_rewards)
+        total = piece.following(carried, final_rewards)
+        if reward is not None:
+            total += reward
+        piece.put(returns, total.masked_fill_(~counted, 0.0))
+        if value is not None:
+            piece.put(advantages, total.sub_(value).masked_fill_(~counted, 0.0))
+    return Credit(advantages, returns)
+
+
+def _carried(
+    value: Tensor | None, reward: Tensor | None, like: Tensor, discount: float, decay: float | Tensor
+) -> Tensor:
+    # γ[(1 − λ)V + λr]: what each step adds to U.
+    carried = torch.zeros(like.shape, dtype=torch.float64, device=like.device)
+    if value is not None:
+        carried.add_((1.0 - decay) * value)
+    if reward is not None:
+        carried.add_(decay * reward)
+    return carried.mul_(discount)

@@ -1,0 +1,94 @@
+"""Sessions: several sequences that are turns of one trajectory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlobjectives.checks import refuse_rows
+from rlobjectives.errors import MissingColumnError
+from rlobjectives.layouts import PackedLayout
+from rlobjectives.rollouts import Groups, Rollouts
+
+__all__ = ["Trajectories", "concatenate", "session_rewards"]
+
+
+def _sessions(rollouts: Rollouts, reader: str) -> Groups:
+    if rollouts.sessions is None:
+        raise MissingColumnError(
+            f"{reader} gives credit by session, but the rollouts carry no session_ids. Give "
+            'Rollouts(session_ids=...), one integer a sequence, or choose reward_scope="segment".'
+        )
+    return rollouts.sessions
+
+
+def session_rewards(rollouts: Rollouts, weights: tuple[float, ...] | None, reader: str) -> Tensor:
+    """The one combined reward of each session, float64 ``[s]``.
+
+    A session has one score a reward: on one of its sequences (the others unscored), or the same on
+    several. Rewards of single turns belong into `Rollouts.token_rewards`.
+
+    Raises:
+        CapabilityError: If a session's sequences carry different scores of the same reward.
+    """
+    sessions, rewards, scored = _sessions(rollouts, reader), rollouts.rewards, rollouts.scored
+    assert scored is not None
+    index = sessions.index.unsqueeze(1).expand_as(rewards)
+    shape = (sessions.count, rewards.shape[1])
+    low = rewards.new_full(shape, torch.inf).scatter_reduce(
+        0, index, torch.where(scored, rewards, torch.inf), "amin"
+    )
+    high = rewards.new_full(shape, -torch.inf).scatter_reduce(
+        0, index, torch.where(scored, rewards, -torch.inf), "amax"
+    )
+    refuse_rows(
+        (low < high).any(1)[sessions.index],
+        "belong to a session whose sequences carry different rewards",
+        "Score each session once (leave its other sequences unscored, or repeat the score), and give "
+        "rewards of single turns as token_rewards.",
+    )
+    one = torch.where(high > -torch.inf, high, 0.0)
+    return (one if weights is None else one * one.new_tensor(weights)).sum(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectories:
+    """The tokens of every session end to end.
+
+    Attributes:
+        layout: One packed sequence a session.
+        source: Where each of its positions lies in the flattened original, int64.
+        last: The session's last sequence (a row of the original), ``[s]``.
+    """
+
+    layout: PackedLayout
+    source: Tensor
+    last: Tensor
+
+    def gather(self, per_token: Tensor) -> Tensor:
+        """A token column in session order."""
+        return per_token.reshape(-1)[self.source]
+
+    def scatter(self, flat: Tensor, like: Tensor) -> Tensor:
+        """A session-ordered column back in the shape of ``like``."""
+        result = torch.empty(like.shape, dtype=flat.dtype, device=flat.device)
+        result.view(-1)[self.source] = flat
+        return result
+
+
+def concatenate(rollouts: Rollouts, reader: str) -> Trajectories:
+    """Lay the sequences of each session end to end, in the order they are given."""
+    layout, sessions = rollouts.tokens(reader), _sessions(rollouts, reader)
+    order = torch.argsort(sessions.index, stable=True)
+    places = torch.arange(layout.mask.numel(), device=layout.device).view(layout.shape)
+    source = layout.rows_of(places, order).reshape(-1)
+    lengths = layout.with_mask(torch.ones_like(layout.mask)).local_counts().long()
+    totals = torch.zeros(sessions.count, dtype=torch.int64, device=layout.device)
+    bounds = totals.index_add(0, sessions.index, lengths).cumsum(0)
+    return Trajectories(
+        layout=PackedLayout(torch.cat([bounds.new_zeros(1), bounds]), layout.mask.reshape(-1)[source]),
+        source=source,
+        last=order[sessions.sizes.cumsum(0) - 1],
+    )

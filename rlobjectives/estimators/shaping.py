@@ -1,0 +1,117 @@
+"""Rewards before credit: the reward of a sequence, KL-shaped token rewards, overlong penalties."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlobjectives.checks import check_choice, check_number, check_positive_int, refuse_rows
+from rlobjectives.errors import CapabilityError, ShapeError
+from rlobjectives.estimators.grpo import combined_reward
+from rlobjectives.losses.kl import kl_estimate
+from rlobjectives.rollouts import Rollouts
+
+__all__ = [
+    "REWARD_KL",
+    "check_kl_options",
+    "overlong_penalty",
+    "refuse_lost_rewards",
+    "sequence_rewards",
+    "shaped_token_rewards",
+]
+
+REWARD_KL = ("k1", "k2", "k3", "abs")
+
+
+def sequence_rewards(
+    rollouts: Rollouts, weights: tuple[float, ...] | None, reader: str, on_lost_reward: str
+) -> Tensor:
+    """The combined reward of each sequence, 0 where nothing is scored, float64 ``[n]``.
+
+    Raises:
+        CapabilityError: If a reward other than 0 has no action token to go to.
+    """
+    rewards = combined_reward(rollouts, weights)[0].squeeze(1)
+    if on_lost_reward == "error":
+        layout = rollouts.tokens(reader)
+        refuse_lost_rewards(torch.where(layout.sequence_mask(), rewards, 0.0), layout.local_counts(), reader)
+    return rewards
+
+
+def refuse_lost_rewards(rewards: Tensor, counts: Tensor, reader: str) -> None:
+    """Raise if a sequence (or session) without action tokens has a reward other than 0."""
+    refuse_rows(
+        (rewards != 0) & (counts == 0),
+        f"have a reward other than 0 but no action token that {reader} could credit",
+        'Mask in at least one token, set that reward to 0, or set on_lost_reward="drop".',
+    )
+
+
+def shaped_token_rewards(rollouts: Rollouts, coef: float, estimator: str, reader: str) -> Tensor | None:
+    """Token rewards minus ``coef`` times the divergence from the reference, at action tokens.
+
+        r̃ₜ = rₜ − β·k(ℓₜ − ℓₜʳᵉᶠ)
+
+    Args:
+        rollouts: Its `token_rewards`, and with ``coef`` > 0 its `old_logprobs` and `ref_logprobs`.
+        coef: β ≥ 0.
+        estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"abs"`` (see `kl_estimate`).
+        reader: Who asks, for messages.
+
+    Returns:
+        Shaped like the mask, or None when there is no token reward at all. A new tensor.
+    """
+    rewards = rollouts.token_rewards
+    if coef == 0.0:
+        return rewards
+    layout = rollouts.tokens(reader)
+    old, reference = rollouts.need("old_logprobs", reader), rollouts.need("ref_logprobs", reader)
+    penalty = kl_estimate(layout.select(old - reference), estimator)[0].mul(-coef)
+    return penalty if rewards is None else penalty + layout.select(rewards)
+
+
+def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_tokens: int) -> Tensor:
+    """DAPO's soft punishment of long answers, as one more reward column.
+
+        0 up to L_max − L_c,   ((L_max − L_c) − L) / L_c up to L_max,   −1 beyond
+
+    Give it to the estimator only and keep it out of the scores you report, or the accuracy you watch
+    will be about length.
+
+    Args:
+        lengths: Response tokens, ``[n]``: ``layout.token_counts()``, or the true lengths where the mask
+            drops truncated answers.
+        max_tokens: L_max, tokens.
+        buffer_tokens: L_c, tokens, at most L_max.
+
+    Returns:
+        Float64 ``[n]`` in [−1, 0].
+
+    Raises:
+        CapabilityError: Unless 1 ≤ ``buffer_tokens`` ≤ ``max_tokens``.
+        ShapeError: Unless the lengths are ``[n]`` numbers.
+
+    Source:
+        DAPO, arXiv:2503.14476, Eq. 13. AReaL's variant ``min(−exceed/buffer·factor, 0)`` has no lower bound.
+
+    Example:
+        >>> overlong_penalty(torch.tensor([70, 90, 101]), max_tokens=100, buffer_tokens=20)
+        tensor([ 0.0000, -0.5000, -1.0000], dtype=torch.float64)
+    """
+    for name, value in (("max_tokens", max_tokens), ("buffer_tokens", buffer_tokens)):
+        check_positive_int(name, value)
+    if buffer_tokens > max_tokens:
+        raise CapabilityError(
+            f"buffer_tokens is {buffer_tokens}; expected at most max_tokens ({max_tokens})."
+        )
+    if lengths.dim() != 1 or lengths.dtype is torch.bool:
+        raise ShapeError(
+            f"lengths has shape {list(lengths.shape)} and dtype {lengths.dtype}; expected [n] counts."
+        )
+    return ((max_tokens - buffer_tokens - lengths.double()) / buffer_tokens).clamp(-1.0, 0.0)
+
+
+def check_kl_options(coef: float, estimator: str) -> None:
+    """Raise unless the options of KL-shaped rewards are in range."""
+    check_number("kl_coef", coef, low=0.0)
+    check_choice("kl_estimator", estimator, REWARD_KL)

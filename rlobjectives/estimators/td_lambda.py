@@ -1,0 +1,98 @@
+"""TD(λ): bootstrapped returns, with or without the critic as a baseline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from rlobjectives.capabilities import Capabilities
+from rlobjectives.checks import check_choice, check_number
+from rlobjectives.estimators.gae import final_rewards
+from rlobjectives.estimators.normalized import Normalized
+from rlobjectives.estimators.returns import OBSERVATIONS, Credit, lambda_returns
+from rlobjectives.estimators.shaping import sequence_rewards
+from rlobjectives.rollouts import Rollouts
+
+__all__ = ["TDLambda"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TDLambda(Normalized):
+    """The λ-return of each action token, less the critic's value unless asked otherwise.
+
+        Gₖ = rₖ + γ·[(1 − λ)·Vₖ₊₁ + λ·Gₖ₊₁]        Aₖ = Gₖ − Vₖ
+
+    With ``baseline="values"`` this is GAE exactly (``G = A_GAE + V``); with ``"none"`` the return itself
+    weighs the gradient: REINFORCE with bootstrapped returns.
+
+    Args:
+        discount: γ in [0, 1].
+        trace_decay: λ in [0, 1].
+        baseline: ``"values"`` or ``"none"``.
+        weights: Weight of each reward column; None weighs all 1.
+        observations: ``"skip"``, ``"zero_value"`` or ``"step"`` (see `lambda_returns`).
+        on_lost_reward: ``"error"`` or ``"drop"`` for a reward other than 0 without an action token.
+        normalize: ``"none"``, or ``"window"`` to whiten over the window's tokens.
+        ddof: 1 sample, 0 population variance of that whitening.
+        epsilon: Its stability constant.
+        epsilon_mode: ``"add"``, ``"variance"`` or ``"floor"``.
+
+    Raises:
+        CapabilityError: If an option is out of range, or a reward is lost.
+        MissingColumnError: Without values.
+
+    Source:
+        Sutton and Barto, Reinforcement Learning, 2nd ed., Eq. 12.2. torchrl's ``TDLambdaEstimator`` has no
+        masks: its ``done`` and ``terminated`` are this library's sequence ends and `Rollouts.truncated`.
+
+    Example:
+        >>> rollouts = Rollouts(
+        ...     rewards=torch.tensor([1.0]), group_ids=torch.tensor([0]),
+        ...     layout=PaddedLayout(torch.tensor([[True, True]])), values=torch.tensor([[0.1, 0.2]]),
+        ... )
+        >>> TDLambda(trace_decay=0.0, baseline="none").estimate(rollouts)
+        tensor([[0.2000, 1.0000]])
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(needs_critic=True, supports_context_parallel=False)
+    token_level: ClassVar[bool] = True
+
+    discount: float = 1.0
+    trace_decay: float = 0.95
+    baseline: Literal["values", "none"] = "values"
+    weights: tuple[float, ...] | None = None
+    observations: Literal["skip", "zero_value", "step"] = "skip"
+    on_lost_reward: Literal["error", "drop"] = "error"
+
+    def __post_init__(self) -> None:
+        Normalized.__post_init__(self)
+        check_number("discount", self.discount, low=0.0, high=1.0)
+        check_number("trace_decay", self.trace_decay, low=0.0, high=1.0)
+        check_choice("baseline", self.baseline, ("values", "none"))
+        check_choice("observations", self.observations, OBSERVATIONS)
+        check_choice("on_lost_reward", self.on_lost_reward, ("error", "drop"))
+        for weight in self.weights or ():
+            check_number("weights", weight)
+
+    def estimate(self, rollouts: Rollouts) -> Tensor:
+        """Advantages (or returns), shaped like the mask, in the precision of the values."""
+        credit = self._credit(rollouts)
+        return credit.advantages if self.baseline == "values" else credit.returns
+
+    def value_targets(self, rollouts: Rollouts) -> Tensor:
+        """The λ-returns at action tokens, 0 elsewhere."""
+        return self._credit(rollouts).returns
+
+    def _credit(self, rollouts: Rollouts) -> Credit:
+        rewards = sequence_rewards(rollouts, self.weights, "TDLambda", self.on_lost_reward)
+        return lambda_returns(
+            rollouts.tokens("TDLambda"),
+            values=rollouts.need("values", "TDLambda"),
+            token_rewards=rollouts.token_rewards,
+            final_rewards=final_rewards(rewards, rollouts, self.discount, "TDLambda"),
+            discount=self.discount,
+            trace_decay=self.trace_decay,
+            observations=self.observations,
+        )
