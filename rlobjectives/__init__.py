@@ -86,7 +86,6 @@ __all__ = [
     "DRO",
     "GAE",
     "GDPO",
-    "GDPO",
     "GMPO",
     "GPG",
     "GRPO",
