@@ -99,7 +99,9 @@ def test_fresh_processes_serve_one_call():
 
 
 def test_a_raising_rank_is_reported_with_its_traceback():
-    with pytest.raises(RankFailure, match=r"(?s)raise_on_one raised on rank 1.*in raise_on_one.*dislikes") as caught:
+    with pytest.raises(
+        RankFailure, match=r"(?s)raise_on_one raised on rank 1.*in raise_on_one.*dislikes"
+    ) as caught:
         run_ranks(raise_on_one, 2)
     assert [*caught.value.errors] == [1]
     assert isinstance(caught.value.errors[1], ValueError)
@@ -131,7 +133,9 @@ def test_a_hung_rank_fails_within_the_limit_and_shows_its_stack():
 
 def test_ranks_that_wait_for_a_failed_one_do_not_hide_its_error(monkeypatch):
     monkeypatch.setattr("ranks.GRACE", 1.0)
-    with pytest.raises(RankFailure, match=r"(?s)hangs here.*all_reduce.*rank 0 raised.*gone before the collective"):
+    with pytest.raises(
+        RankFailure, match=r"(?s)hangs here.*all_reduce.*rank 0 raised.*gone before the collective"
+    ):
         run_ranks(raise_while_others_wait, 2)
 
 
