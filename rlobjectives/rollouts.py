@@ -66,6 +66,7 @@ class Rollouts:
         values: Critic values of each token, shaped like the layout's mask.
         token_rewards: Rewards given at tokens (KL shaping included), shaped like the layout's mask.
         session_ids: Integer session of each sequence, ``[n]``, for credit across turns.
+        groups: Filled in from ``group_ids``; leave it out.
 
     Raises:
         ShapeError: If shapes disagree, or rewards are boolean.

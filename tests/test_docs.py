@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))) if page.exists()]
 
 FENCE = re.compile(
-    r"^(?P<indent> *)```(?P<language>[\w+-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```\s*$", re.M | re.S
+    r"^(?P<indent> *)```(?P<language>[\w+-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```\s*$",
+    re.MULTILINE | re.DOTALL,
 )
 SKIP = re.compile(r"<!--\s*skip:\s*(?P<reason>[^>]*?)\s*-->\s*\Z")
 
@@ -45,7 +46,7 @@ def blocks(page: Path) -> list[Block]:
                 page,
                 text[: match.start("body")].count("\n") + 1,
                 match["language"].lower(),
-                re.sub(f"^{match['indent']}", "", match["body"], flags=re.M),
+                re.sub(f"^{match['indent']}", "", match["body"], flags=re.MULTILINE),
                 skip["reason"] if skip else None,
             )
         )

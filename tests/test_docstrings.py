@@ -11,7 +11,7 @@ import pytest
 import rlobjectives
 from rlobjectives import Component
 
-SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Source|Example|Examples):\s*$", re.M)
+SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Source|Example|Examples):\s*$", re.MULTILINE)
 PUBLIC = {name: getattr(rlobjectives, name) for name in rlobjectives.__all__}
 CALLABLE = {
     name: thing for name, thing in PUBLIC.items() if inspect.isclass(thing) or inspect.isfunction(thing)
@@ -42,7 +42,7 @@ def arguments(thing: object) -> list[str]:
 
 def described(text: str) -> set[str]:
     """Names at the start of a section's entries: `name: …`, `a, b: …`, `*args: …`."""
-    entries = re.findall(r"^\s{4}(?:\*{0,2})(\w+(?:,\s*\w+)*)(?:\s*\([^)]*\))?:", text, re.M)
+    entries = re.findall(r"^\s{4}(?:\*{0,2})(\w+(?:,\s*\w+)*)(?:\s*\([^)]*\))?:", text, re.MULTILINE)
     return {name.strip() for entry in entries for name in entry.split(",")}
 
 
@@ -60,11 +60,18 @@ def test_has_a_summary(name):
 
 @pytest.mark.parametrize("name", sorted(name for name, thing in CALLABLE.items() if arguments(thing)))
 def test_describes_every_argument(name):
-    text = sections(CALLABLE[name])
-    told = described(text.get("Args", "")) | described(text.get("Attributes", ""))
-    missing = [argument for argument in arguments(CALLABLE[name]) if argument not in told]
+    thing = CALLABLE[name]
+    text = sections(thing)
+    # An argument that a class inherits may be described where it comes from.
+    told = {
+        argument
+        for origin in (inspect.getmro(thing) if inspect.isclass(thing) else [thing])
+        for section in ("Args", "Attributes")
+        for argument in described(sections(origin).get(section, ""))
+    }
+    missing = [argument for argument in arguments(thing) if argument not in told]
     assert not missing, f"{name}: describe {missing} under Args (or Attributes): meaning, shape, unit."
-    extra = described(text.get("Args", "")) - {*arguments(CALLABLE[name])}
+    extra = described(text.get("Args", "")) - {*arguments(thing)}
     assert not extra, f"{name} describes {sorted(extra)}, which it does not take."
 
 
@@ -94,7 +101,7 @@ def test_parts_that_raise_say_when(name):
     sorted(
         name
         for name, thing in CALLABLE.items()
-        if inspect.isfunction(thing) and "None" != str(thing.__annotations__.get("return"))
+        if inspect.isfunction(thing) and str(thing.__annotations__.get("return")) != "None"
     ),
 )
 def test_functions_describe_what_they_give(name):

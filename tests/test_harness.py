@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.distributed as dist
+
 from ranks import RankFailure, run_ranks
 
 

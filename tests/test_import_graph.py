@@ -80,9 +80,9 @@ def test_imports_flow_one_way(path):
         theirs = part(module)
         same = theirs == mine and path.parent != PACKAGE
         # Neighbours may use each other where neither imports back; a cycle would fail at import.
-        if not same and (theirs == "__init__" or LEVEL[theirs] > LEVEL[mine]) and mine not in ADAPTERS:
-            wrong.append(f"{path.name}:{line} imports {module}")
-        elif not same and LEVEL[theirs] > LEVEL[mine]:
+        if (not same and (theirs == "__init__" or LEVEL[theirs] > LEVEL[mine]) and mine not in ADAPTERS) or (
+            not same and LEVEL[theirs] > LEVEL[mine]
+        ):
             wrong.append(f"{path.name}:{line} imports {module}")
     assert not wrong, f"{wrong}: {mine} may import only what comes before it in LAYERS."
 

@@ -23,7 +23,8 @@ def problems():
         return found
     if importlib.util.find_spec("ensurepip") is None:
         found.append(
-            "This Python cannot make virtual environments: install its venv package (Debian: apt-get install python3-venv)."
+            "This Python cannot make virtual environments: install its venv package "
+            "(Debian: apt-get install python3-venv)."
         )
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         found.append(

@@ -28,7 +28,7 @@ class TokenLoss(NamedTuple):
 
     value: Tensor
     slope: Tensor
-    metrics: Mapping[str, Stat] = {}  # noqa: RUF012 — an empty default that nobody writes to
+    metrics: Mapping[str, Stat] = {}
 
 
 class TokenTerm(Component):
