@@ -66,7 +66,7 @@ def _same_start() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _end_of_ranks() -> Iterator[None]:
     yield
-    from ranks import close_pools
+    from tests.ranks import close_pools
 
     close_pools()
 

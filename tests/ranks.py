@@ -29,7 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rank_worker import RemoteError, serve
+from tests.rank_worker import RemoteError, serve
 
 START_LIMIT = 120.0
 """Seconds for cold rank processes to import torch and meet; generous, since other work may share the cores."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ranks import RankFailure, run_ranks
+from tests.ranks import RankFailure, run_ranks
 
 
 @dataclass
@@ -133,7 +133,7 @@ def test_a_hung_rank_fails_within_the_limit_and_shows_its_stack():
 
 
 def test_ranks_that_wait_for_a_failed_one_do_not_hide_its_error(monkeypatch):
-    monkeypatch.setattr("ranks.GRACE", 1.0)
+    monkeypatch.setattr("tests.ranks.GRACE", 1.0)
     with pytest.raises(
         RankFailure, match=r"(?s)hangs here.*all_reduce.*rank 0 raised.*gone before the collective"
     ):
