@@ -84,6 +84,7 @@ class Rollouts:
         truncated: Bool ``[n]``, True where a sequence was cut off rather than finished. Never guessed.
         bootstrap_values: Value of the state after a truncated sequence, ``[n]``; ignored elsewhere.
         greedy_rewards: Rewards of the greedy answer to each sequence's prompt, shaped like `rewards`.
+        groups: Filled in from ``group_ids``; leave it out.
 
     Raises:
         ShapeError: If shapes disagree, or rewards are boolean.

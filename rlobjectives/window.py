@@ -226,6 +226,12 @@ class WindowBuilder:
 class Window:
     """One optimizer step with everything known about it. Immutable; made by `WindowBuilder.freeze`.
 
+    Args:
+        objective: The parts.
+        communicator: The ranks.
+        statistics: Merged statistics, by part and name.
+        micro_batches: Largest number on any rank.
+
     Attributes:
         objective: The parts.
         communicator: The ranks.

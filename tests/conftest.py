@@ -17,7 +17,11 @@ SEED = 20_240_229
 
 # Derandomised: a run is repeatable and a red CI means a change, not luck. No deadline: two cores, many processes.
 hypothesis.settings.register_profile(
-    "ci", derandomize=True, deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "ci",
+    derandomize=True,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 # pytest --hypothesis-profile=explore looks for new examples, for as long as you like.
 hypothesis.settings.register_profile("explore", max_examples=2_000, deadline=None, print_blob=True)
@@ -54,13 +58,15 @@ def _same_start() -> Iterator[None]:
     ]
     torch.set_default_dtype(dtype)
     torch.set_grad_enabled(grad)
-    assert not leaked, f"The test changed torch's {' and '.join(leaked)}. Use a context manager that restores it."
+    assert not leaked, (
+        f"The test changed torch's {' and '.join(leaked)}. Use a context manager that restores it."
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _end_of_ranks() -> Iterator[None]:
     yield
-    from ranks import close_pools
+    from tests.ranks import close_pools
 
     close_pools()
 

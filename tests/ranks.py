@@ -29,7 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rank_worker import RemoteError, serve
+from tests.rank_worker import RemoteError, serve
 
 START_LIMIT = 120.0
 """Seconds for cold rank processes to import torch and meet; generous, since other work may share the cores."""
@@ -74,7 +74,9 @@ def run_ranks(
         RankFailure: With each failed rank's traceback, or each hung rank's stack.
     """
     if "<locals>" in function.__qualname__ or "<lambda>" in function.__qualname__:
-        raise ValueError(f"{function.__qualname__} cannot reach another process. Give a module-level function.")
+        raise ValueError(
+            f"{function.__qualname__} cannot reach another process. Give a module-level function."
+        )
     pool = _Pool(world_size) if fresh else _pools.get(world_size) or _Pool(world_size)
     if not fresh:
         _pools[world_size] = pool
@@ -129,7 +131,9 @@ class _Pool:
         self.processes.append(process)
         self.connections.append(ours)
 
-    def call(self, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> tuple[list[Any], list[int]]:
+    def call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], timeout: float
+    ) -> tuple[list[Any], list[int]]:
         """Results of all ranks, exceptions among them, and the ranks that raised."""
         module = sys.modules[function.__module__]
         header = (module.__name__, _source(module), function.__qualname__, [*sys.path], timeout, self.meeting)
@@ -152,7 +156,9 @@ class _Pool:
         while pending:
             ready = wait([*pending], max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise self._hung(name, [*pending.values()], time.monotonic() - begin, {**_only(results, failed), **dead})
+                raise self._hung(
+                    name, [*pending.values()], time.monotonic() - begin, {**_only(results, failed), **dead}
+                )
             for connection in ready:
                 rank = pending.pop(connection)
                 try:
@@ -173,13 +179,19 @@ class _Pool:
             raise RankFailure(text, {**_only(results, failed), **dead})
         return [results[rank] for rank in range(self.world_size)], sorted(failed)
 
-    def _hung(self, name: str, ranks: list[int], seconds: float, errors: dict[int, BaseException]) -> RankFailure:
+    def _hung(
+        self, name: str, ranks: list[int], seconds: float, errors: dict[int, BaseException]
+    ) -> RankFailure:
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.processes[rank].pid or 0, signal.SIGUSR1)
         time.sleep(0.5)  # the handler writes the stacks
-        lines = [f"{name} hung on rank {_listed(ranks)} of {self.world_size}: no answer after {seconds:.1f} s."]
-        lines += [f"--- rank {rank} hangs here (most recent call first)\n{self._stack(rank)}" for rank in ranks]
+        lines = [
+            f"{name} hung on rank {_listed(ranks)} of {self.world_size}: no answer after {seconds:.1f} s."
+        ]
+        lines += [
+            f"--- rank {rank} hangs here (most recent call first)\n{self._stack(rank)}" for rank in ranks
+        ]
         lines += [f"--- rank {rank} raised\n{error.rank_traceback}" for rank, error in errors.items()]
         return RankFailure("\n".join(lines), errors)
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import RankFailure, run_ranks
+
+from tests.ranks import RankFailure, run_ranks
 
 
 @dataclass
@@ -99,7 +100,9 @@ def test_fresh_processes_serve_one_call():
 
 
 def test_a_raising_rank_is_reported_with_its_traceback():
-    with pytest.raises(RankFailure, match=r"(?s)raise_on_one raised on rank 1.*in raise_on_one.*dislikes") as caught:
+    with pytest.raises(
+        RankFailure, match=r"(?s)raise_on_one raised on rank 1.*in raise_on_one.*dislikes"
+    ) as caught:
         run_ranks(raise_on_one, 2)
     assert [*caught.value.errors] == [1]
     assert isinstance(caught.value.errors[1], ValueError)
@@ -130,8 +133,10 @@ def test_a_hung_rank_fails_within_the_limit_and_shows_its_stack():
 
 
 def test_ranks_that_wait_for_a_failed_one_do_not_hide_its_error(monkeypatch):
-    monkeypatch.setattr("ranks.GRACE", 1.0)
-    with pytest.raises(RankFailure, match=r"(?s)hangs here.*all_reduce.*rank 0 raised.*gone before the collective"):
+    monkeypatch.setattr("tests.ranks.GRACE", 1.0)
+    with pytest.raises(
+        RankFailure, match=r"(?s)hangs here.*all_reduce.*rank 0 raised.*gone before the collective"
+    ):
         run_ranks(raise_while_others_wait, 2)
 
 

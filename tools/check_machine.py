@@ -22,14 +22,19 @@ def problems():
         )
         return found
     if importlib.util.find_spec("ensurepip") is None:
-        found.append("This Python cannot make virtual environments: install its venv package (Debian: apt-get install python3-venv).")
+        found.append(
+            "This Python cannot make virtual environments: install its venv package "
+            "(Debian: apt-get install python3-venv)."
+        )
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         found.append(
             "There is no C++ compiler: install g++ (Debian: apt-get install g++); DeepSpeed compiles one small op and "
             "two example packages are built from source."
         )
     if not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")):
-        found.append("The headers of this Python are missing: install them (Debian: apt-get install python3-dev).")
+        found.append(
+            "The headers of this Python are missing: install them (Debian: apt-get install python3-dev)."
+        )
     return found
 
 

@@ -78,7 +78,9 @@ def main(command: list[str]) -> None:
     try:
         os.execvp(command[0], command)  # noqa: S606  # a shell would have to quote the arguments again
     except FileNotFoundError:
-        raise SystemExit(f"{command[0]}: not found. Run `make setup` first, or give the program's path.") from None
+        raise SystemExit(
+            f"{command[0]}: not found. Run `make setup` first, or give the program's path."
+        ) from None
 
 
 if __name__ == "__main__":

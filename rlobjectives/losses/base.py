@@ -30,7 +30,7 @@ class TokenLoss(NamedTuple):
 
     value: Tensor
     slope: Tensor
-    metrics: Mapping[str, Stat] = {}  # noqa: RUF012 — an empty default that nobody writes to
+    metrics: Mapping[str, Stat] = {}
     slopes: Mapping[str, Tensor] = {}
 
 

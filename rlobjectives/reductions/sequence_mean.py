@@ -30,6 +30,9 @@ class SequenceMean(LossReduction):
     Args:
         count: ``"all"``, or ``"nonempty"`` to leave fully masked sequences out of N.
 
+    Raises:
+        CapabilityError: If ``count`` is anything else.
+
     Source:
         GRPO, arXiv:2402.03300. verl counts non-empty rows only and adds 1e-8 to Tᵢ; TRL and ROLL count all.
 
@@ -54,6 +57,9 @@ class SequenceSum(LossReduction):
 
     Args:
         count: ``"all"``, or ``"nonempty"`` to leave fully masked sequences out of N.
+
+    Raises:
+        CapabilityError: If ``count`` is anything else.
 
     Source:
         The classic episodic policy gradient; verl's ``seq-mean-token-sum``.

@@ -27,7 +27,7 @@ def ragged(seed: int, lengths: list[int], dtype: torch.dtype = torch.float64):
     inside = torch.arange(width).expand(len(lengths), width) < torch.tensor(lengths).unsqueeze(1)
     pad = lambda column, fill: torch.full(inside.shape, fill, dtype=column.dtype).masked_scatter(
         inside, column
-    )  # noqa: E731
+    )
     packed = PackedLayout(bounds, mask)
     padded = PaddedLayout(pad(mask, False))
     return packed, padded, (delta, pad(delta, math.nan)), (decay, pad(decay, math.nan)), tail, inside

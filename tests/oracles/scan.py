@@ -15,7 +15,7 @@ def reverse_scan(delta, decay, mask, tail=0.0):
 def cumulative_sum(values, mask):
     """Running sum of the counted values."""
     result, total = [], 0.0
-    for value, counted in zip(values, mask):
+    for value, counted in zip(values, mask, strict=True):
         total += value if counted else 0.0
         result.append(total)
     return result
