@@ -85,6 +85,7 @@ class Rollouts:
         bootstrap_values: Value of the state after a truncated sequence, ``[n]``; ignored elsewhere.
         greedy_rewards: Rewards of the greedy answer to each sequence's prompt, shaped like `rewards`.
         groups: Filled in from ``group_ids``; leave it out.
+        sessions: Filled in from ``session_ids``; leave it out.
 
     Raises:
         ShapeError: If shapes disagree, or rewards are boolean.
