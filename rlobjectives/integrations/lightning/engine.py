@@ -24,12 +24,12 @@ from lightning.pytorch.strategies import (
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from rlobjectives.distributed import Communicator
 from rlobjectives.errors import CapabilityError, NonFiniteError
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.core.optimizer import LightningOptimizer
-    from torch.distributed import ProcessGroup
 
 __all__ = ["Engine", "gradient_norm", "make_engine"]
 
@@ -55,10 +55,9 @@ class Engine(abc.ABC):
         """This rank's place among them."""
         return int(self.strategy.global_rank)
 
-    @property
-    def data_group(self) -> ProcessGroup | None:
-        """Their process group; None is the default group of all ranks."""
-        return None
+    def communicator(self) -> Communicator:
+        """How they exchange statistics: by default over all ranks of the run."""
+        return Communicator.world() if self.data_ranks > 1 else Communicator()
 
     def forward(self, *inputs: Any) -> Any:
         """Run the module's forward through the strategy's wrapper."""
@@ -132,11 +131,9 @@ class FSDP2Engine(Engine):
         """Place in the mesh's data-parallel dimension."""
         return int(self._mesh.get_local_rank())
 
-    @property
-    def data_group(self) -> ProcessGroup | None:
-        """Process group of the mesh's data-parallel dimension."""
-        group: ProcessGroup = self._mesh.get_group()
-        return group
+    def communicator(self) -> Communicator:
+        """Over the mesh's data-parallel dimension."""
+        return Communicator(self._mesh.get_group())
 
     @contextlib.contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:

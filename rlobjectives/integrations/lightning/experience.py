@@ -167,10 +167,10 @@ class Experience:
             **{name: pick(getattr(self, name)) for name in _TOKEN_COLUMNS},
         )
 
-    def with_layout(self, layout: PaddedLayout) -> Experience:
-        """A copy with another layout of the same tokens."""
-        columns = {name: getattr(self, name) for name in _TOKEN_COLUMNS}
-        return Experience(layout=layout, rollouts=self.rollouts, extra=self.extra, **columns)
+    def replace(self, **columns: Any) -> Experience:
+        """A copy with other columns, by the constructor's names."""
+        current = {name: getattr(self, name) for name in (*_TOKEN_COLUMNS, "layout", "rollouts", "extra")}
+        return Experience(**{**current, **columns})
 
     def dummy(self) -> Experience:
         """One sequence of which nothing counts, for a rank that has fewer micro-batches than another.
@@ -181,14 +181,10 @@ class Experience:
         Raises:
             MissingColumnError: If there is no sequence and `extra` holds a list, whose entries cannot be made up.
         """
-        if len(self):
-            row = self.rows([0])
-            mask, facts = torch.zeros_like(row.layout.mask), row.layout.facts
-        else:
-            row = self._blank()
-            mask, facts = torch.zeros_like(row.layout.mask), row.layout.facts
-        uncounted = {**facts, "sequence_mask": torch.zeros(1, dtype=torch.bool, device=self.device)}
-        return row.with_layout(PaddedLayout(mask, **uncounted))
+        row = self.rows([0]) if len(self) else self._blank()
+        uncounted = torch.zeros(1, dtype=torch.bool, device=self.device)
+        facts = {**row.layout.facts, "sequence_mask": uncounted}
+        return row.replace(layout=PaddedLayout(torch.zeros_like(row.layout.mask), **facts))
 
     def _blank(self) -> Experience:
         lists = [name for name, column in self.extra.items() if not isinstance(column, Tensor)]
@@ -197,8 +193,10 @@ class Experience:
                 f"This rank has no sequence, and a stand-in for extra[{lists[0]!r}] cannot be made up from nothing. "
                 "Make extra columns tensors, or give every rank at least one sequence."
             )
-        columns = {name: getattr(self, name) for name in _TOKEN_COLUMNS}
-        blank = {name: None if column is None else column.new_zeros(1, 2) for name, column in columns.items()}
+        blank: dict[str, Any] = {}
+        for name in _TOKEN_COLUMNS:
+            column = getattr(self, name)
+            blank[name] = None if column is None else column.new_zeros(1, 2)
         blank["attention_mask"] = self.attention_mask.new_ones(1, 2)
         facts = {name: fact.new_zeros(1) for name, fact in self.layout.facts.items()}
         return Experience(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from lightning.fabric.utilities.seed import isolate_rng
+from lightning.pytorch.utilities.seed import isolate_rng
 
 __all__ = ["base_seed", "derive_seed", "seeded"]
 

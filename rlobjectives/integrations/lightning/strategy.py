@@ -20,7 +20,7 @@ import torch
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy, StrategyRegistry
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 __all__ = ["DeepSpeedCPUStrategy", "load_shared_memory_op", "resolve_strategy"]
 
@@ -155,7 +155,7 @@ def load_shared_memory_op() -> None:
     """
     import fcntl  # absent on Windows, where DeepSpeed has no CPU backend either
 
-    from deepspeed.accelerator import get_accelerator
+    from deepspeed.accelerator import get_accelerator  # type: ignore[import-untyped]
     from torch.utils.cpp_extension import get_default_build_root
 
     builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
