@@ -73,6 +73,9 @@ class Engine(abc.ABC):
         del last
         yield
 
+    def settle(self) -> None:  # noqa: B027  # most strategies have nothing to settle
+        """Finish what the wrapper has begun in advance, so that weights may be gathered by other means."""
+
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of a loss."""
         self.module.manual_backward(loss)
@@ -154,6 +157,17 @@ class DeepSpeedEngine(Engine):
         """Set the accumulation boundary before the forward, where ZeRO reads it."""
         self.strategy.model.set_gradient_accumulation_boundary(last)
         yield
+
+    def settle(self) -> None:
+        """Under ZeRO-3, wait for weights that are being fetched in advance and release them.
+
+        Lightning runs the whole ``training_step`` inside a forward of the engine, which starts to fetch the weights
+        it saw used the last time. Where the step then uses them in another order, or not at all (an empty window),
+        they stay in flight, and gathering them for generation or a checkpoint fails.
+        """
+        engine = self.strategy.model
+        if engine.zero_optimization_stage() == 3:
+            engine.optimizer.empty_partition_cache()
 
     def step(self, optimizer: LightningOptimizer, clip: float | None) -> Tensor:
         """Step through the engine, whose configuration carries the clipping value (see `configure`)."""

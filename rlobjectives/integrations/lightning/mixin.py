@@ -207,8 +207,10 @@ class ObjectiveMixin(_Base):
         del batch_idx
         engine = self._ready()
         seed = derive_seed(base_seed(self.seed), "rollout", self.rollouts_done, engine.data_rank)
+        engine.settle()
         with seeded(seed):
             metrics = Round(self, engine).run(batch, seed)
+        engine.settle()
         self.rollouts_done += 1
         self.log_dict(metrics, batch_size=1)
 
