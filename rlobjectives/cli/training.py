@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentError
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import rlobjectives.integrations.lightning as integration
-from rlobjectives.errors import CapabilityError, UnknownAlgorithmError
+from rlobjectives.cli.messages import readable
+from rlobjectives.errors import CapabilityError, RLObjectivesError
 
-__all__ = ["ObjectiveCLI", "run"]
+__all__ = ["ConfigurationError", "ObjectiveCLI", "run"]
 
 _SUBPARSERS = {command: {"exit_on_error": False} for command in ("fit", "validate", "test")}
+
+
+class ConfigurationError(RLObjectivesError, ValueError):
+    """The configuration of a run is wrong; nothing was started."""
 
 
 class ObjectiveCLI(LightningCLI):
@@ -28,11 +33,27 @@ class ObjectiveCLI(LightningCLI):
     an earlier run in the same folder is overwritten. The optimizer belongs to the model's options.
     """
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Read the configuration; what is wrong with it becomes one sentence."""
+        try:
+            super().parse_arguments(parser, args)
+        except ArgumentError as error:
+            raise ConfigurationError(readable(str(error))) from error
+
     def before_instantiate_classes(self) -> None:
-        """Take in what later steps read."""
-        # jsonargparse has accepted the file; what follows may load a model, so the cheap checks come first.
-        self.trainer_options = self.config[self.subcommand]["trainer"]
-        check_trainer_options(self.trainer_options)
+        """Check what can be checked before a model is loaded."""
+        check_trainer_options(self.config[self.subcommand]["trainer"])
+
+    def instantiate_classes(self) -> None:
+        """Build model, data and trainer; a part that refuses its options speaks for itself."""
+        try:
+            super().instantiate_classes()
+        except Exception as error:
+            # jsonargparse raises errors of its own from those of a constructor.
+            for cause in _chain(error):
+                if isinstance(cause, (RLObjectivesError, MisconfigurationException, OSError)):
+                    raise ConfigurationError(str(cause)) from error
+            raise
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """Choose the strategy that this machine can run."""
@@ -93,11 +114,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
             parser_kwargs={"prog": "rlobjectives", "exit_on_error": False, **_SUBPARSERS},
             args=None if arguments is None else list(arguments),
         )
-    except (ArgumentError, CapabilityError, MisconfigurationException, UnknownAlgorithmError) as error:
-        print(f"rlobjectives: error: {_sentence(error)}", file=sys.stderr)
+    except (CapabilityError, ConfigurationError, MisconfigurationException) as error:
+        print(f"rlobjectives: error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _sentence(error: Exception) -> str:
-    return str(error)
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
