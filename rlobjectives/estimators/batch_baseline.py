@@ -22,7 +22,7 @@ from rlobjectives.statistics import Maximum, Moments, Stat
 __all__ = ["BatchBaseline"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchBaseline(Estimator):
     """Reward minus the mean reward of the optimizer window; groups play no part.
 

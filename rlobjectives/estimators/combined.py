@@ -22,7 +22,7 @@ from rlobjectives.statistics import Stat
 __all__ = ["Combined"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Combined(Estimator):
     """Weighted sum of several estimators' advantages.
 

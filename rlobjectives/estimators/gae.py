@@ -55,7 +55,7 @@ def final_rewards(rewards: Tensor, rollouts: Rollouts, discount: float, reader: 
     return rewards + discount * torch.where(rollouts.truncated, values, 0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GAE(Normalized):
     """Generalised advantage estimation over action tokens.
 

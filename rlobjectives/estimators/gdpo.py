@@ -45,7 +45,7 @@ def _check_weights(weights: tuple[float, ...]) -> None:
         raise CapabilityError("weights are all zero: no reward would count. Give at least one weight.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GDPO(Estimator):
     """Group reward-decoupled advantage for several rewards.
 

@@ -22,7 +22,7 @@ from rlobjectives.statistics import Mean, Stat
 __all__ = ["GPG"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GPG(Estimator):
     """Group policy gradient: the centred reward times α, which makes up for sequences without gradient.
 

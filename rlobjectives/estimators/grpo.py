@@ -91,7 +91,7 @@ def grpo_estimate(
     return torch.where(moments.constant | ~scored, 0.0, deviation)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GRPO(Estimator):
     """Group-relative advantage: the reward minus its group's mean, over the group's std.
 

@@ -18,7 +18,7 @@ from rlobjectives.rollouts import Rollouts
 __all__ = ["MaxRL"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MaxRL(Estimator):
     """Reward over its group's mean, minus one.
 

@@ -19,7 +19,7 @@ from rlobjectives.statistics import Maximum, Moments, Stat
 __all__ = ["Normalized"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Normalized(Estimator):
     """An estimator whose advantages can be whitened over all counted tokens of the window.
 

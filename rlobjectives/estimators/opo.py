@@ -18,7 +18,7 @@ from rlobjectives.rollouts import Rollouts
 __all__ = ["OPO"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OPO(Estimator):
     """Centre each reward on its group's mean weighted by response length.
 

@@ -19,7 +19,7 @@ from rlobjectives.rollouts import Rollouts
 __all__ = ["OptimalTokenBaseline"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OptimalTokenBaseline(Normalized):
     """Return to go minus a baseline for each step, shared by a prompt's answers at that step.
 

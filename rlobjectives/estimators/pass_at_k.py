@@ -47,7 +47,7 @@ def _choose_ratio(few: Tensor, many: Tensor, k: int) -> Tensor:
     return torch.where(few == many, 1.0, torch.where(few < k, 0.0, ratio))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PassAtK(Estimator):
     """Advantages whose objective is pass@k, in both published forms.
 

@@ -20,7 +20,7 @@ from rlobjectives.rollouts import Rollouts
 __all__ = ["ReinforcePlusPlus", "ReinforcePlusPlusBaseline"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReinforcePlusPlus(Normalized):
     """Return of each action token under KL-shaped rewards, whitened over the window. No critic, no group.
 
@@ -98,7 +98,7 @@ class ReinforcePlusPlus(Normalized):
         ).returns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReinforcePlusPlusBaseline(Normalized):
     """Group-centred reward of each sequence, whitened over the tokens of the window.
 

@@ -17,7 +17,7 @@ from rlobjectives.rollouts import Rollouts
 __all__ = ["ReMax"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReMax(Normalized):
     """Reward to go minus the reward of the greedy answer to the same prompt.
 

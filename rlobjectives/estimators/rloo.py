@@ -17,7 +17,7 @@ from rlobjectives.rollouts import Rollouts
 __all__ = ["RLOO"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RLOO(Estimator):
     """REINFORCE with a leave-one-out baseline.
 

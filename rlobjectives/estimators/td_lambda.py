@@ -18,7 +18,7 @@ from rlobjectives.rollouts import Rollouts
 __all__ = ["TDLambda"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TDLambda(Normalized):
     """The λ-return of each action token, less the critic's value unless asked otherwise.
 

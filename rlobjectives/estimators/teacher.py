@@ -15,7 +15,7 @@ from rlobjectives.rollouts import Rollouts
 __all__ = ["TeacherSignal"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TeacherSignal(Normalized):
     """The teacher's log-probability minus the student's, token by token.
 

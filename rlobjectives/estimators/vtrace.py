@@ -98,7 +98,7 @@ def _discounted_next(
     return piece.following(carried, final)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class VTrace(Normalized):
     """Actor-critic with V-trace correction from the sampler's policy to the current one.
 

@@ -80,7 +80,7 @@ def weighted_gradient(weight: Tensor, tokens: TokenBatch, reader: str) -> TokenL
     return TokenLoss(slope * layout.select(logprobs), slope)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CISPO(PolicyLoss):
     """Clipped importance-sampling weights: the bound acts on a constant, and every token keeps its gradient.
 

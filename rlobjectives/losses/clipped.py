@@ -119,7 +119,7 @@ def clipped_surrogate(
     return TokenLoss(value, slope, metrics)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ClippedSurrogate(PolicyLoss):
     """The clipped surrogate of PPO, token by token.
 

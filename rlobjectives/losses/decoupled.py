@@ -45,7 +45,7 @@ def behavior_weight(ratio: Ratio, *, cap: float | None, over_cap: str) -> tuple[
     return ratio._replace(value=bounded), ratio
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DecoupledClip(PolicyLoss):
     """PPO's clip around the proximal policy, times a constant weight from it to the policy that sampled.
 

@@ -35,7 +35,7 @@ class Distillation(Component):
     """What a teacher adds to an objective: `ReverseKLDistillation` or `DivergenceDistillation`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReverseKLDistillation(Distillation, AdvantageShaping):
     """On-policy distillation: each token's log-ratio to the teacher is taken off its advantage.
 
@@ -92,7 +92,7 @@ class ReverseKLDistillation(Distillation, AdvantageShaping):
         return tokens.replace(advantages=shaped), {"distillation/reverse_kl": Mean.of(gap, known)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DivergenceDistillation(Distillation, TokenTerm):
     """Adds ``coef · D(teacher, policy)`` to every token's loss.
 

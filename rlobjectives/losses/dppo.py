@@ -81,7 +81,7 @@ def outside_trust_region(
     return up | down
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DPPO(PolicyLoss):
     """The policy gradient inside a trust region on the token's *probability*.
 

@@ -31,7 +31,7 @@ def quadratic_leash(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, coe
     return TokenLoss(coef / 2.0 * log_ratio.square() - advantages * logprobs, coef * log_ratio - advantages)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DRO(PolicyLoss):
     """Policy gradient plus half the squared log-ratio: no ratio is ever exponentiated.
 

@@ -46,7 +46,7 @@ def one_sided_log_ratio(
     return held, (held != log_ratio) & (advantages != 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GMPO(PolicyLoss):
     """Geometric mean of the token ratios, each clipped in log space before the mean.
 

@@ -51,7 +51,7 @@ def sequence_surrogate(
     return TokenLoss(torch.where(clipped, bounded, free), slope, metrics)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _SequenceRatioLoss(PolicyLoss):
     """What both share: options, and the ratio laid out over tokens."""
 
@@ -93,7 +93,7 @@ class _SequenceRatioLoss(PolicyLoss):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GSPO(_SequenceRatioLoss):
     """The clipped surrogate with one ratio a sequence, and one gradient through it.
 
@@ -142,7 +142,7 @@ class GSPO(_SequenceRatioLoss):
         return loss._replace(slope=layout.expand(slope.to(log.dtype)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GSPOToken(_SequenceRatioLoss):
     """GSPO with a gradient of its own for each token, so that advantages may differ inside a sequence.
 

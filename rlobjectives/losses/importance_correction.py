@@ -117,7 +117,7 @@ _METRICS: Mapping[str, Metric] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ImportanceCorrection(PolicyCorrection):
     """Weights the policy loss by the ratio of the trainer's old policy to the policy that sampled.
 

@@ -59,7 +59,7 @@ def kl_estimate(log_ratio: Tensor, estimator: str, clamp: float = LOG_RATIO_CLAM
     return growth + x, -growth
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class KLPenalty(TokenTerm):
     """Adds ``coef · KL(π ‖ π_ref)`` to every token's loss.
 

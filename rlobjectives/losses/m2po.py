@@ -51,7 +51,7 @@ def harmful(log_ratio: Tensor, advantages: Tensor, layout: TokenLayout) -> Tenso
     return same_way & layout.mask
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class M2PO(PolicyLoss):
     """M2PO: a clipped surrogate whose bounds keep the second moment of the log-ratios within a budget.
 

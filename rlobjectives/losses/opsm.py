@@ -20,7 +20,7 @@ from rlobjectives.tokens import TokenBatch
 __all__ = ["OPSM"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OPSM(PolicyCorrection):
     """Off-policy sequence mask: a token is dropped when its advantage is negative and its sequence has
     drifted.

@@ -123,7 +123,7 @@ _METRICS: Mapping[str, Metric] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class P3O(PolicyLoss):
     """P3O: a policy gradient whose trust follows from how far the samples have gone stale.
 

@@ -29,7 +29,7 @@ __all__ = ["Reinforce"]
 WEIGHTS = ("none", "token", "sequence")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Reinforce(PolicyLoss):
     """REINFORCE: ``Lₜ = −wₜ·Aₜ·ℓₜ``, slope ``−wₜ·Aₜ``, with the constant w = 1 unless asked for.
 

@@ -40,7 +40,7 @@ def soft_gate(ratio: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
     return torch.sigmoid(x) * 4.0 / temperature, 4.0 * torch.sigmoid(x) * torch.sigmoid(-x)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SAPO(PolicyLoss):
     """A sigmoid gate on the ratio: tokens far from the old policy fade out instead of being cut off.
 

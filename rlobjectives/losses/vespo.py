@@ -51,7 +51,7 @@ def gamma_weight(log_ratio: Tensor, shape: Tensor, rate: Tensor) -> Tensor:
     return (rate + shape * held - rate * held.exp()).exp()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class VESPO(PolicyLoss):
     """The policy gradient under a smooth, asymmetric weight of the sequence's likelihood ratio.
 

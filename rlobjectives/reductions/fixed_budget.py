@@ -15,7 +15,7 @@ from rlobjectives.reductions.base import LossReduction, inverse
 __all__ = ["FixedBudget"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FixedBudget(LossReduction):
     """Sum over tokens, over a fixed budget a sequence: ``wₜ = 1 / (N · B)``.
 

@@ -21,7 +21,7 @@ _REMEDY = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PromptMean(LossReduction):
     """Mean over prompts of the mean over all tokens of their answers: ``wₜ = 1 / (P · T_prompt)``.
 

@@ -21,7 +21,7 @@ def _sequences(context: WindowContext, count: str) -> Tensor:
     return context.sequences if count == "all" else context.nonempty_sequences
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SequenceMean(LossReduction):
     """Mean over sequences of the mean over their tokens: ``wₜ = 1 / (N · Tᵢ)``.
 
@@ -51,7 +51,7 @@ class SequenceMean(LossReduction):
         return inverse(_sequences(context, self.count)) * inverse(layout.token_counts())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SequenceSum(LossReduction):
     """Mean over sequences of the sum over their tokens: ``wₜ = 1 / N``. Long answers weigh more.
 

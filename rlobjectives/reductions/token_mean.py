@@ -13,7 +13,7 @@ from rlobjectives.reductions.base import LossReduction, inverse
 __all__ = ["TokenMean"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TokenMean(LossReduction):
     """Mean over all counted tokens of the window: ``wₜ = 1 / T``.
 

@@ -1,0 +1,126 @@
+"""``rlobjectives fit|validate|test``: LightningCLI with this library's parts known by their short names."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentError
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+import rlobjectives.integrations.lightning as integration
+from rlobjectives.cli.messages import readable
+from rlobjectives.errors import CapabilityError, RLObjectivesError
+
+__all__ = ["ConfigurationError", "ObjectiveCLI", "run"]
+
+_SUBPARSERS = {command: {"exit_on_error": False} for command in ("fit", "validate", "test")}
+
+
+class ConfigurationError(RLObjectivesError, ValueError):
+    """The configuration of a run is wrong; nothing was started."""
+
+
+class ObjectiveCLI(LightningCLI):
+    """The command line of a training run.
+
+    Beside what LightningCLI does: the objective is checked before anything is launched, ``deepspeed_stage_N`` runs on
+    CPUs too, Lightning's sampler is off (prompts are shared out by the data module), and the saved configuration of
+    an earlier run in the same folder is overwritten. The optimizer belongs to the model's options.
+    """
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Read the configuration; what is wrong with it becomes one sentence."""
+        try:
+            super().parse_arguments(parser, args)
+        except ArgumentError as error:
+            raise ConfigurationError(readable(str(error))) from error
+
+    def before_instantiate_classes(self) -> None:
+        """Check what can be checked before a model is loaded."""
+        check_trainer_options(self.config[self.subcommand]["trainer"])
+
+    def instantiate_classes(self) -> None:
+        """Build model, data and trainer; a part that refuses its options speaks for itself."""
+        try:
+            super().instantiate_classes()
+        except Exception as error:
+            # jsonargparse raises errors of its own from those of a constructor.
+            for cause in _chain(error):
+                if isinstance(cause, (RLObjectivesError, MisconfigurationException, OSError)):
+                    raise ConfigurationError(str(cause)) from error
+            raise
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        """Choose the strategy that this machine can run."""
+        options = self.config_init[self.subcommand]["trainer"]
+        strategy = integration.resolve_strategy(options.get("strategy", "auto"), str(options.get("accelerator", "auto")))
+        return super().instantiate_trainer(**{"strategy": strategy, **kwargs})
+
+    def before_fit(self) -> None:
+        """Compare objective, model and data before any process is launched."""
+        if isinstance(self.model, integration.ObjectiveMixin):
+            self.model.check_objective(self.datamodule)
+
+
+def check_trainer_options(options: Any) -> None:
+    """Refuse trainer options that contradict manual optimization.
+
+    Raises:
+        CapabilityError: Saying which option replaces them.
+    """
+    if options.get("gradient_clip_val"):
+        raise CapabilityError(
+            f"trainer.gradient_clip_val is {options['gradient_clip_val']}, which does not act here. Give "
+            "model.init_args.gradient_clip_val instead."
+        )
+    if options.get("accumulate_grad_batches", 1) != 1:
+        raise CapabilityError(
+            f"trainer.accumulate_grad_batches is {options['accumulate_grad_batches']}, which has no meaning here. Leave "
+            "it out; model.init_args.micro_batch_size decides how much one backward holds."
+        )
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Parse, check, and run the command.
+
+    Args:
+        arguments: The command and its options; by default those of this process.
+
+    Returns:
+        0, or 2 when the configuration is wrong; then one message has been printed and nothing was trained.
+
+    Raises:
+        Exception: Whatever goes wrong in training itself, with its traceback.
+    """
+    # The functions and classes that a configuration names usually lie beside it; `python -m` would find them too.
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        ObjectiveCLI(
+            LightningModule,
+            LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            save_config_kwargs={"overwrite": True},
+            trainer_defaults={"use_distributed_sampler": False},
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            parser_kwargs={"prog": "rlobjectives", "exit_on_error": False, **_SUBPARSERS},
+            args=None if arguments is None else list(arguments),
+        )
+    except (CapabilityError, ConfigurationError, MisconfigurationException) as error:
+        print(f"rlobjectives: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

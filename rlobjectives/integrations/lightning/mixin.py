@@ -1,0 +1,302 @@
+"""ObjectiveMixin: a LightningModule that trains with an objective, under any supported strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from rlobjectives.capabilities import TrainerFacts
+from rlobjectives.checks import check_number, check_positive_int
+from rlobjectives.errors import CapabilityError, RLObjectivesError
+from rlobjectives.integrations.lightning.engine import Engine, configure, engine_type, make_engine
+from rlobjectives.integrations.lightning.experience import Experience
+from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed, seeded
+from rlobjectives.integrations.lightning.rollout_round import Round
+from rlobjectives.objective import Objective
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule
+    from lightning.pytorch.core.optimizer import LightningOptimizer
+
+    _Base = LightningModule
+else:
+    _Base = object
+
+__all__ = ["ObjectiveMixin"]
+
+_CHECKPOINT_KEY = "rlobjectives"
+
+
+class ObjectiveMixin(_Base):
+    """Adds the training loop of an objective to a `LightningModule`: list it before `LightningModule`.
+
+    One ``training_step`` is one rollout and all optimizer steps on it::
+
+        rollout(batch) → estimate → for each epoch and window: open the window (one collective)
+            → for each micro-batch: score, loss, backward → clip, optimizer and scheduler step
+
+    A module supplies two hooks and an optimizer:
+
+    * `rollout` turns a batch of the data loader (prompts, or rollouts that already exist) into an `Experience`;
+    * `score` gives the log-probabilities of a micro-batch. It is the module's ``forward``, because strategies only
+      see what passes through the wrapped module's forward: do not override ``forward``;
+    * ``configure_optimizers``, as in any module. Learning-rate schedulers step once an optimizer step, whatever
+      their ``interval`` says.
+
+    What holds under every strategy: a window without a counted token changes nothing (no backward, no optimizer, no
+    weight decay, no scheduler); ranks with fewer micro-batches run dummies; an exception on one rank before a window
+    opens stops all ranks. ``Trainer(max_steps=…)`` counts optimizer steps and stops inside a rollout if need be;
+    loggers' steps and ``batch_idx`` count rollouts.
+
+    Each rollout starts from a seed made of `seed`, its number and the rank, and leaves the global generators as they
+    were. So a run resumed from a checkpoint takes the very steps of an uninterrupted one, provided the data loader
+    resumes where it stopped.
+
+    Args:
+        objective: What to train for.
+        micro_batch_size: Most sequences in one forward and backward on one rank.
+        windows_per_rollout: Optimizer steps in one pass over a rollout. Windows take whole prompt groups.
+        epochs_per_rollout: Passes over each rollout. With several, groups and sequences are shuffled anew in each.
+        gradient_clip_val: Largest 2-norm of the whole gradient; None does not clip.
+        normalize_advantages: Whiten the estimate over the rollout and all ranks (ddof 1). Refused for objectives
+            that fix the scale of their advantages.
+        seed: Seed of rollouts and shuffles; by default that of ``seed_everything``, else 0.
+        disable_dropout: Set every dropout of the model to 0 before training, so that log-probabilities of the same
+            weights agree. With dropout on, ratios to `old_logprobs` differ from 1 before any update.
+        **kwargs: Passed on to the next class.
+
+    Raises:
+        CapabilityError: If an option is out of range.
+
+    Example:
+        >>> import torch
+        >>> from lightning.pytorch import LightningModule
+        >>> from rlobjectives import Objective
+        >>> class Policy(ObjectiveMixin, LightningModule):
+        ...     def __init__(self, **kwargs):
+        ...         super().__init__(**kwargs)
+        ...         self.logits = torch.nn.Embedding(5, 5)
+        ...     def rollout(self, batch):
+        ...         return batch  # the loader gives Experience
+        ...     def score(self, micro_batch):
+        ...         ids = micro_batch.input_ids
+        ...         logits = self.logits(ids[:, :-1]).log_softmax(-1)
+        ...         logprobs = logits.gather(-1, ids[:, 1:, None]).squeeze(-1)
+        ...         return torch.nn.functional.pad(logprobs, (1, 0)), None
+        ...     def configure_optimizers(self):
+        ...         return torch.optim.AdamW(self.parameters(), lr=1e-3)
+        >>> Policy(objective=Objective.named("grpo"), micro_batch_size=8).updates_per_rollout
+        1
+    """
+
+    objective: Objective
+
+    def __init__(
+        self,
+        *,
+        objective: Objective,
+        micro_batch_size: int,
+        windows_per_rollout: int = 1,
+        epochs_per_rollout: int = 1,
+        gradient_clip_val: float | None = None,
+        normalize_advantages: bool = False,
+        seed: int | None = None,
+        disable_dropout: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        for name, count in (
+            ("micro_batch_size", micro_batch_size),
+            ("windows_per_rollout", windows_per_rollout),
+            ("epochs_per_rollout", epochs_per_rollout),
+        ):
+            check_positive_int(name, count)
+        if gradient_clip_val is not None:
+            check_number("gradient_clip_val", gradient_clip_val, low=0.0, open_low=True)
+        self.automatic_optimization = False
+        self.objective = objective
+        self.micro_batch_size = micro_batch_size
+        self.windows_per_rollout = windows_per_rollout
+        self.epochs_per_rollout = epochs_per_rollout
+        self.gradient_clip_val = gradient_clip_val
+        self.normalize_advantages = normalize_advantages
+        self.seed = seed
+        self.disable_dropout = disable_dropout
+        self.rollouts_done = 0
+        self._engine: Engine | None = None
+
+    @property
+    def updates_per_rollout(self) -> int:
+        """Optimizer steps on one rollout: epochs × windows (fewer where a window is empty)."""
+        return self.epochs_per_rollout * self.windows_per_rollout
+
+    # What a module supplies.
+
+    def rollout(self, batch: Any) -> Experience:
+        """Turn a batch of the data loader into finished sequences with rewards.
+
+        Runs without gradient, from this rollout's own seed. A rank may return any number of sequences, none
+        included, but all ranks must fill the same optional columns.
+
+        Args:
+            batch: This rank's batch.
+
+        Returns:
+            Whole prompt groups, on the module's device, with `Experience.rollouts`.
+        """
+        del batch
+        raise NotImplementedError(f"{type(self).__name__} must define rollout(batch) -> Experience.")
+
+    def score(self, micro_batch: Experience) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities, and entropies where the objective needs them, of a micro-batch.
+
+        Called through the strategy's wrapped model, with gradient in training and without for old log-probabilities.
+        It must run the same layers whatever the micro-batch holds: a dummy's only purpose is to take part in the
+        ranks' collectives.
+
+        Args:
+            micro_batch: Up to `micro_batch_size` sequences.
+
+        Returns:
+            Log-probabilities ``[n, t]`` in nats, entry ``j`` of the token ``input_ids[:, j]`` given its prefix, at
+            the temperature it was sampled with; and entropies ``[n, t]`` in nats, or None.
+        """
+        del micro_batch
+        raise NotImplementedError(f"{type(self).__name__} must define score(micro_batch) -> (logprobs, entropy).")
+
+    def trainer_facts(self, datamodule: object | None = None) -> TrainerFacts:
+        """What this trainer offers to the objective; extend it with `dataclasses.replace`.
+
+        Args:
+            datamodule: The data module, whose ``num_generations`` is read if it has one.
+        """
+        return TrainerFacts(
+            num_generations=getattr(datamodule, "num_generations", None),
+            updates_per_rollout=self.updates_per_rollout,
+            max_staleness=0,
+            normalize_advantages=self.normalize_advantages,
+            can_prepass=True,
+            whole_groups_per_window=True,
+        )
+
+    # What the mixin does.
+
+    def check_objective(self, datamodule: object | None = None) -> None:
+        """Compare the objective with what this module and its data offer.
+
+        Runs at set-up, and may be called before, as the command line does, since it needs no model.
+
+        Raises:
+            CapabilityError: Listing every mismatch at once.
+        """
+        if type(self).forward is not ObjectiveMixin.forward:
+            raise CapabilityError(
+                f"{type(self).__name__} overrides forward, which ObjectiveMixin needs to reach score() through the "
+                "strategy. Give that method another name, and list ObjectiveMixin before LightningModule."
+            )
+        self.objective.check(self.trainer_facts(datamodule))
+
+    def forward(self, micro_batch: Experience) -> tuple[Tensor, Tensor | None]:
+        """`score`, reached through the strategy's wrapper."""
+        return self.score(micro_batch)
+
+    def training_step(self, batch: Any, batch_idx: int = 0) -> None:
+        """One rollout and its optimizer steps."""
+        del batch_idx
+        engine = self._ready()
+        seed = derive_seed(base_seed(self.seed), "rollout", self.rollouts_done, engine.data_rank)
+        engine.settle()
+        with seeded(seed):
+            metrics = Round(self, engine).run(batch, seed)
+        engine.settle()
+        self.rollouts_done += 1
+        self.log_dict(metrics, batch_size=1)
+
+    def configure_callbacks(self) -> Sequence[Callback] | Callback:
+        """Refuse trainer options that contradict manual optimization, before Lightning does so less helpfully."""
+        trainer = self.trainer
+        if trainer.accumulate_grad_batches != 1:
+            raise CapabilityError(
+                f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}) has no meaning here: a window is "
+                "accumulated from micro-batches. Leave it at 1; micro_batch_size and windows_per_rollout of the module "
+                "decide."
+            )
+        if trainer.gradient_clip_val:
+            raise CapabilityError(
+                f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) does not act on manual optimization. Give "
+                f"gradient_clip_val={trainer.gradient_clip_val} to the module instead."
+            )
+        if str(trainer.precision) in ("16-mixed", "16-true"):
+            raise CapabilityError(
+                f"Trainer(precision={trainer.precision!r}) needs loss scaling, which ObjectiveMixin does not do. "
+                "Use 'bf16-mixed', 'bf16-true' or '32-true'."
+            )
+        engine_type(trainer)
+        return super().configure_callbacks()
+
+    def setup(self, stage: str) -> None:
+        """Check the objective against the trainer, and write the clipping value where DeepSpeed reads it."""
+        super().setup(stage)
+        if stage == "fit":
+            self.check_objective(getattr(self.trainer, "datamodule", None))
+            configure(self.trainer, self.gradient_clip_val)
+            self._engine = None
+
+    def single_optimizer(self) -> LightningOptimizer:
+        """The module's only optimizer.
+
+        Raises:
+            CapabilityError: If ``configure_optimizers`` gives none or several.
+        """
+        optimizer = self.optimizers()
+        if isinstance(optimizer, list):
+            raise CapabilityError(
+                f"{type(self).__name__}.configure_optimizers gives {len(optimizer)} optimizers; one is needed. "
+                "Use parameter groups for different learning rates."
+            )
+        return optimizer
+
+    def step_schedulers(self) -> None:
+        """Advance every learning-rate scheduler by one optimizer step."""
+        for config in self.trainer.lr_scheduler_configs:
+            self.lr_scheduler_step(config.scheduler, None)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save how many rollouts were made and the seed they derive from: all the randomness there is."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[_CHECKPOINT_KEY] = {"rollouts_done": self.rollouts_done, "seed": base_seed(self.seed)}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Continue the count, and the seed of the interrupted run unless the module names one."""
+        super().on_load_checkpoint(checkpoint)
+        saved = checkpoint.get(_CHECKPOINT_KEY)
+        if saved is None:  # weights of another kind of run, such as supervised training
+            return
+        self.rollouts_done = saved["rollouts_done"]
+        self.seed = saved["seed"] if self.seed is None else self.seed
+
+    def _ready(self) -> Engine:
+        """What can only be looked at once the strategy is set up; done at the first step."""
+        if self._engine is None:
+            self.single_optimizer()
+            if any(config.reduce_on_plateau for config in self.trainer.lr_scheduler_configs):
+                raise CapabilityError(
+                    "ReduceLROnPlateau waits for a metric; schedulers here step with the optimizer. "
+                    "Choose a scheduler that needs none."
+                )
+            if self.disable_dropout:
+                _disable_dropout(self)
+            self._engine = make_engine(self)
+        return self._engine
+
+
+def _disable_dropout(module: nn.Module) -> None:
+    """Set every dropout probability to 0, in dropout layers and in layers that keep it as a number."""
+    for part in module.modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd):
+            part.p = 0.0
+        for name, value in vars(part).items():
+            if "dropout" in name and isinstance(value, float) and 0.0 < value < 1.0:
+                setattr(part, name, 0.0)
