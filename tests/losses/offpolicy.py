@@ -21,6 +21,7 @@ from rlobjectives import (
     TokenBatch,
     TokenLayout,
 )
+from rlobjectives.distributed import full_token_counts
 
 COLUMNS = ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs")
 
@@ -111,6 +112,7 @@ def run(
     *,
     packed: bool = False,
     counted: Sequence[bool] | None = None,
+    totals: bool | None = None,
     **more: Any,
 ) -> Result:
     """Open the window with its pre-pass, take every loss and its gradient (on masked places too)."""
@@ -118,6 +120,10 @@ def run(
     counts = counted or [True] * len(pieces)
     leaves = [piece.columns["logprobs"].clone().requires_grad_() for piece in pieces]
     layouts = [piece.layout(packed=packed, counted=flag) for piece, flag in zip(pieces, counts, strict=True)]
+    if totals:  # context-parallel ranks hold shards, and tell the layout how long each sequence is
+        layouts = [
+            one.with_facts(total_tokens=full_token_counts(one.local_counts(), communicator)) for one in layouts
+        ]
     prepass = objective.capabilities.needs_prepass
     for piece, leaf, layout in zip(pieces, leaves, layouts, strict=True):
         builder.add(estimate=piece.advantages, layout=layout)

@@ -1,4 +1,4 @@
-"""Distillation: published numbers, gradients, divergences against torch and plain Python, missing teachers."""
+"""Distillation: published numbers, gradients, divergences against torch, missing teachers."""
 
 from __future__ import annotations
 
