@@ -35,10 +35,14 @@ PARTS: dict[str, dict[str, Any]] = {
     "m2po_waterfill": {"policy_loss": M2PO(budget=0.3, mode="clip_waterfill", **BARE)},
     "m2po_mask": {"policy_loss": M2PO(budget=0.3, mode="mask", denominator="kept")},
     "icepop_kept": {
-        "correction": ImportanceCorrection(low=0.6, high=1.6, outside="mask", denominator="kept", normalize=True),
+        "correction": ImportanceCorrection(
+            low=0.6, high=1.6, outside="mask", denominator="kept", normalize=True
+        ),
         "reduction": SequenceMean(),
     },
-    "rejection": {"correction": ImportanceCorrection(weight="sequence", reject=(Rejection(over="mean", high=1.4),))},
+    "rejection": {
+        "correction": ImportanceCorrection(weight="sequence", reject=(Rejection(over="mean", high=1.4),))
+    },
     "opsm_kept": {"off_policy_mask": OPSM(threshold=0.0, denominator="kept")},
 }
 COLLECTIVES = {
@@ -86,7 +90,9 @@ def communicator(context_size: int) -> Counting:
     return Counting(dist.group.WORLD, context_group=context)
 
 
-def one_rank(name: str, data: Data, cuts: list[list[list[int]]], context_size: int) -> tuple[Result, list[int]]:
+def one_rank(
+    name: str, data: Data, cuts: list[list[list[int]]], context_size: int
+) -> tuple[Result, list[int]]:
     """This rank's share, padded with dummies to the number of micro-batches of the busiest rank."""
     ranks = communicator(context_size)
     mine = cuts[dist.get_rank() // context_size]

@@ -122,7 +122,8 @@ def run(
     layouts = [piece.layout(packed=packed, counted=flag) for piece, flag in zip(pieces, counts, strict=True)]
     if totals:  # context-parallel ranks hold shards, and tell the layout how long each sequence is
         layouts = [
-            one.with_facts(total_tokens=full_token_counts(one.local_counts(), communicator)) for one in layouts
+            one.with_facts(total_tokens=full_token_counts(one.local_counts(), communicator))
+            for one in layouts
         ]
     prepass = objective.capabilities.needs_prepass
     for piece, leaf, layout in zip(pieces, leaves, layouts, strict=True):
