@@ -30,6 +30,7 @@ class Capabilities:
         forbids_normalize_advantages: A second normalisation would change the objective.
         communicates_in_loss: Its loss itself sums over the context-parallel ranks, so a loss that is computed
             again in the backward pass would repeat that exchange.
+        depends_on_cut: Another cut of the window into micro-batches gives another loss, on purpose.
         supports_context_parallel: Works when a sequence's tokens lie on several ranks.
         supports_partial_window: Works when a prompt's completions fall into different windows.
 
@@ -49,6 +50,7 @@ class Capabilities:
     requires_sampled_distribution: bool = False
     forbids_normalize_advantages: bool = False
     communicates_in_loss: bool = False
+    depends_on_cut: bool = False
     supports_context_parallel: bool = True
     supports_partial_window: bool = True
 

@@ -3,6 +3,19 @@
 from rlobjectives.distributed.communicator import LOCAL, Communicator
 from rlobjectives.distributed.context_parallel import full_token_counts
 from rlobjectives.distributed.gradient_scale import GradientScale
+from rlobjectives.distributed.pipeline import PipelineCommunicator
+from rlobjectives.distributed.replay import RandomState, ReplayIterator, replay
 from rlobjectives.distributed.synchronize import Fault, synchronize
 
-__all__ = ["LOCAL", "Communicator", "Fault", "GradientScale", "full_token_counts", "synchronize"]
+__all__ = [
+    "LOCAL",
+    "Communicator",
+    "Fault",
+    "GradientScale",
+    "PipelineCommunicator",
+    "RandomState",
+    "ReplayIterator",
+    "full_token_counts",
+    "replay",
+    "synchronize",
+]

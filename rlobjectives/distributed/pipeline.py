@@ -20,13 +20,14 @@ _FAILED = -1.0
 class PipelineCommunicator(Communicator):
     """A `Communicator` for ranks of a pipeline: statistics come from the last stage and reach all others.
 
-    Every rank opens the same window. Ranks of the last stage add their micro-batches; the others add none. Each
-    exchange is three messages: the stages of one pipeline tell each other whether anything went wrong (a row of seven
-    numbers), the last stages exchange rows as without a pipeline, and each broadcasts them down its own. So an error
-    on any stage of any pipeline is raised on every rank, at the same point.
+    Every rank opens the same window. Ranks of the last stage add their micro-batches; the others add none.
+    Each exchange is three messages: the stages of one pipeline tell each other whether anything went wrong (a
+    row of seven numbers), the last stages exchange rows as without a pipeline, and each broadcasts them down
+    its own. So an error on any stage of any pipeline is raised on every rank, at the same point.
 
     Args:
-        group: Process group of the data × context ranks that are this rank's own stage; None when it is alone.
+        group: Process group of the data × context ranks that are this rank's own stage; None when it is
+            alone.
         pipeline_group: Process group of the stages of this rank's pipeline, in order of the stages.
         context_group: See `Communicator`.
         device: See `Communicator`.
@@ -62,7 +63,7 @@ class PipelineCommunicator(Communicator):
         row = self._heard(row)
         rows = row.new_empty(self.world_size, row.numel())
         if self.is_last_stage:
-            rows = super().gather(row).contiguous()
+            rows = super().gather(row).to(row.device).contiguous()
         source = dist.get_global_rank(self.pipeline_group, self.stages - 1)
         dist.broadcast(rows, source, group=self.pipeline_group)
         self._speakers = [int(rank) for rank in rows[:, -1].tolist()]
@@ -71,8 +72,9 @@ class PipelineCommunicator(Communicator):
     def _heard(self, row: Tensor) -> Tensor:
         # The row of this stage, with the header of the first stage that failed, and who it was.
         own = torch.cat([row[:_HEADER], row.new_tensor([float(dist.get_rank())])])
-        headers = own.new_empty(self.stages, own.numel())
+        headers = own.new_empty(self.stages * own.numel())
         dist.all_gather_into_tensor(headers, own, group=self.pipeline_group)
+        headers = headers.view(self.stages, -1)
         strange = (headers[:, _CODE] == 0) & (headers[:, _SCHEMA] != headers[-1, _SCHEMA])
         headers[:, _CODE] = torch.where(strange, _FAILED, headers[:, _CODE])
         bad = headers[:, _CODE] != 0

@@ -22,7 +22,8 @@ T = TypeVar("T")
 class RandomState:
     """The state of every random generator a forward may draw from, taken when this is made.
 
-    PyTorch on the CPU and on each accelerator device that is in use, Python's `random`, and NumPy if it is loaded.
+    PyTorch on the CPU and on each accelerator device that is in use, Python's `random`, and NumPy if it is
+    loaded.
 
     Example:
         >>> state = RandomState()
@@ -51,14 +52,14 @@ class RandomState:
 
 def _cuda_in_use() -> bool:
     # Asking an unused CUDA for its state would initialise it, and cost memory on every device.
-    return torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 class ReplayIterator(Generic[T]):
     """An iterator that can go back to where it was marked.
 
-    What is read after `mark` is kept until `rewind` or `release`, and comes again after `rewind`; the source itself
-    is read only once, so a data loader's own state moves on as if the first reading had not happened.
+    What is read after `mark` is kept until `rewind` or `release`, and comes again after `rewind`; the source
+    itself is read only once, so a data loader's own state moves on as if the first reading had not happened.
 
     Args:
         source: What to read.
@@ -124,9 +125,10 @@ class ReplayIterator(Generic[T]):
 def replay(*modules: nn.Module, data: ReplayIterator[Any] | None = None) -> Iterator[None]:
     """Run a pre-pass: without gradient, and with everything put back at the end, also after an error.
 
-    Random states (CPU, CUDA, Python, NumPy), the train/eval mode of every submodule, and the position of ``data`` are
-    as before, so the pass under the losses sees the same micro-batches with the same randomness. What a forward
-    changes besides (batch-norm statistics, FP8 scaling factors) is not undone: `Objective.check` refuses it.
+    Random states (CPU, CUDA, Python, NumPy), the train/eval mode of every submodule, and the position of
+    ``data`` are as before, so the pass under the losses sees the same micro-batches with the same randomness.
+    What a forward changes besides (batch-norm statistics, FP8 scaling factors) is not undone:
+    `Objective.check` refuses it.
 
     Args:
         modules: Modules whose mode to keep.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_integral, check_shape
+from rlobjectives.checks import check_integral, check_mask, check_shape
 from rlobjectives.errors import ShapeError
 from rlobjectives.layouts.base import TokenLayout
 from rlobjectives.layouts.scan import Piece, piece_limit
@@ -151,7 +152,10 @@ class PackedLayout(TokenLayout):
     def with_mask(self, mask: Tensor) -> Self:
         """A copy with another mask."""
         self.check("mask", mask)
-        return type(self)(self.cu_seqlens, mask, **self.facts)
+        check_mask("mask", mask)
+        other = copy.copy(self)  # the boundaries were checked already, and checking reads the device
+        other.mask = mask
+        return other
 
     def __repr__(self) -> str:
         return f"PackedLayout(n={self.num_sequences}, l={self.mask.numel()})"

@@ -75,13 +75,13 @@ class M2PO(PolicyLoss):
             always stay.
         floor_low: The lower bound is never closer to 1 than this (clip modes); 0 for no floor.
         floor_high: The same for the upper bound.
-        scope: ``"micro_batch"``: each micro-batch by itself, as everywhere else. ``"step"``: over the window,
-            whatever the cut.
-        denominator: ``"original"``: dropped tokens still count in the reduction's denominators (mask mode).
+        scope: ``"step"``: over the window, whatever the cut; needs the window's log-probabilities before the
+            first loss. ``"micro_batch"``: each micro-batch by itself, as in every other implementation.
+        denominator: ``"original"``: tokens that mask mode drops still count in the reduction's denominators.
             ``"kept"``: the policy loss is reduced as if they had been masked.
 
     Raises:
-        CapabilityError: If an option is out of range, or contradicts the mode.
+        CapabilityError: If an option is out of range.
 
     Source:
         arXiv:2510.01161; the masked form is the paper's, and AReaL's, which takes v between the sampler and
@@ -89,8 +89,8 @@ class M2PO(PolicyLoss):
         τ is 0, and counts masked tokens in some versions.
 
     Example:
-        >>> M2PO(scope="step").required().needs_prepass
-        True
+        >>> M2PO().required().needs_prepass, M2PO(scope="micro_batch").required().needs_prepass
+        (True, False)
     """
 
     prepass_rounds: ClassVar[int] = ROUNDS
@@ -100,7 +100,7 @@ class M2PO(PolicyLoss):
     mode: Literal["clip_released", "clip_waterfill", "mask"] = "clip_released"
     floor_low: float = 0.3
     floor_high: float = 0.5
-    scope: Literal["micro_batch", "step"] = "micro_batch"
+    scope: Literal["step", "micro_batch"] = "step"
     denominator: Literal["original", "kept"] = "original"
 
     def __post_init__(self) -> None:
@@ -108,9 +108,8 @@ class M2PO(PolicyLoss):
         check_choice("mode", self.mode, ("clip_released", "clip_waterfill", "mask"))
         check_number("floor_low", self.floor_low, low=0.0, high=1.0)
         check_number("floor_high", self.floor_high, low=0.0)
-        check_choice("scope", self.scope, ("micro_batch", "step"))
-        choices = ("original", "kept") if self.masks else ("original",)
-        check_choice(f"denominator (in mode {self.mode!r})", self.denominator, choices)
+        check_choice("scope", self.scope, ("step", "micro_batch"))
+        check_choice("denominator", self.denominator, ("original", "kept"))
 
     @property
     def masks(self) -> bool:
@@ -120,7 +119,7 @@ class M2PO(PolicyLoss):
     @property
     def shrinks_denominator(self) -> bool:
         """Whether dropped tokens leave the denominators."""
-        return self.denominator == "kept"
+        return self.masks and self.denominator == "kept"
 
     def required(self) -> Capabilities:
         """A pass before the losses in step scope, and wherever denominators follow from it."""
@@ -128,6 +127,7 @@ class M2PO(PolicyLoss):
         return Capabilities(
             requires_sampled_distribution=True,
             needs_prepass=step or self.shrinks_denominator,
+            depends_on_cut=not step,
             supports_context_parallel=step,
         )
 

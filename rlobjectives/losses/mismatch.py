@@ -84,8 +84,8 @@ def mismatch_metrics(mismatch: Mismatch, tokens: TokenBatch) -> dict[str, Stat]:
     log, known, layout = mismatch.log, mismatch.known, mismatch.layout
     held = log.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
     total = mismatch.sum(log)
-    # A sequence counts once, on the rank that holds its first share of tokens.
-    counted = layout.sequence_mask() & (layout.local_counts() > 0)
+    # A sequence counts once: each context-parallel rank counts the share of its tokens that it holds.
+    share = layout.segment_sum(known.to(torch.float64)) / mismatch.counts
     behavior = torch.where(known, tokens.need("behavior_logprobs", "mismatch metrics"), 0.0)
     apart = tokens.old().double().exp() - behavior.double().exp()
     growth = (2.0 * total.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)).exp()
@@ -93,9 +93,13 @@ def mismatch_metrics(mismatch: Mismatch, tokens: TokenBatch) -> dict[str, Stat]:
         "mismatch/kl": Mean.of(-log, known),
         "mismatch/k3": Mean.of(torch.expm1(held) - held, known),
         "mismatch/chi2_token": Mean.of((2.0 * held).exp() - 1.0, known),
-        "mismatch/chi2_sequence": Mean.of(growth - 1.0, counted),
+        "mismatch/chi2_sequence": _weighted(growth - 1.0, share),
         "mismatch/ess": EffectiveSize.of(log, known),
         "mismatch/logprob_abs_diff": Mean.of(log.abs(), known),
         "mismatch/prob_abs_diff": Mean.of(apart.abs(), known),
-        "mismatch/perplexity_ratio": Mean.of((-total / mismatch.counts).clamp_max(700.0).exp(), counted),
+        "mismatch/perplexity_ratio": _weighted((-total / mismatch.counts).clamp_max(700.0).exp(), share),
     }
+
+
+def _weighted(values: Tensor, weights: Tensor) -> Mean:
+    return Mean(torch.stack([(values * weights).sum(), weights.sum()]))

@@ -183,6 +183,7 @@ class P3O(PolicyLoss):
             needs_behavior_logprobs=True,
             requires_sampled_distribution=True,
             needs_prepass=step,
+            depends_on_cut=self.ess_scope == "micro_batch",
             communicates_in_loss=not step,
         )
 
