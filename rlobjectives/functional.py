@@ -31,6 +31,7 @@ from rlobjectives.losses import (
     vocabulary_divergence,
     weighted_gradient,
     weighted_sum,
+    window_quantile,
 )
 from rlobjectives.rollouts import reward_matrix
 
@@ -64,4 +65,5 @@ __all__ = [
     "weighted_gradient",
     "weighted_sum",
     "whiten",
+    "window_quantile",
 ]

@@ -20,6 +20,7 @@ from rlobjectives.losses import (
     AdvantageShaping,
     ClippedSurrogate,
     Distillation,
+    EntropyMask,
     ImportanceCorrection,
     KLPenalty,
     PolicyLoss,
@@ -55,6 +56,7 @@ class Objective:
         kl: Penalty on the divergence from a reference policy.
         correction: Weights of the policy loss for the mismatch between sampler and trainer.
         off_policy_mask: Leaves whole sequences that the policy has drifted from out of the policy loss.
+        entropy_mask: Leaves the tokens of low entropy out of the policy loss.
         distillation: What a teacher adds, to the advantages or to the loss.
         entropy_coef: Weight c_H ≥ 0 of the entropy bonus.
         name: What messages call this objective; the algorithm's name, or the estimator's.
@@ -75,6 +77,7 @@ class Objective:
     kl: KLPenalty | None = None
     correction: ImportanceCorrection | None = None
     off_policy_mask: OPSM | None = None
+    entropy_mask: EntropyMask | None = None
     distillation: Distillation | None = None
     entropy_coef: float = 0.0
     name: str = ""
@@ -97,6 +100,7 @@ class Objective:
         optional: tuple[tuple[str, type[Component]], ...] = (
             ("correction", ImportanceCorrection),
             ("off_policy_mask", OPSM),
+            ("entropy_mask", EntropyMask),
             ("distillation", Distillation),
         )
         for role, expected in optional:
@@ -106,13 +110,6 @@ class Objective:
                     f"{role} is {part!r}; expected an instance of {expected.__name__} or None."
                 )
         check_number("entropy_coef", self.entropy_coef, low=0.0)
-        for role, term in self.token_terms().items():
-            if term.sequence_level and self.reduction.token_level:
-                raise CapabilityError(
-                    f"{role} is {type(term).__name__}, one loss for all tokens of a sequence, but "
-                    f"{type(self.reduction).__name__} weighs them differently, so its slope would be wrong. "
-                    "Choose a reduction with one weight a sequence (SequenceMean) or a loss of single tokens."
-                )
         if not self.name:
             object.__setattr__(self, "name", type(self.estimator).__name__)
         parts = self.parts()
@@ -181,8 +178,8 @@ class Objective:
         names += ["behavior_logprobs"] if needs.needs_behavior_logprobs else []
         names += ["ref_logprobs"] if needs.needs_ref_logprobs else []
         names += ["teacher_logprobs"] if needs.needs_teacher else []
-        names += ["behavior_kl", "teacher_divergence"]
-        return (*names, "entropy") if self.entropy_coef else tuple(names)
+        names += ["behavior_kl", "ref_kl", "teacher_divergence"]
+        return (*names, "entropy") if self.entropy_coef or self.entropy_mask is not None else tuple(names)
 
     def declared_metrics(self) -> dict[str, Metric]:
         """Every metric this objective may report, by name."""

@@ -46,6 +46,17 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
         options={"policy_loss": {"clip_low": 0.2, "clip_high": 0.28}},
         source="arXiv:2503.14476",
     ),
+    "dapo_entropy": AlgorithmSpec(
+        summary="DAPO on the fifth of the tokens with the highest entropy",
+        parts={
+            "estimator": "GRPO",
+            "policy_loss": "ClippedSurrogate",
+            "reduction": "TokenMean",
+            "entropy_mask": "EntropyMask",
+        },
+        options={"policy_loss": {"clip_low": 0.2, "clip_high": 0.28}},
+        source="arXiv:2506.01939",
+    ),
     "decoupled_ppo": AlgorithmSpec(
         summary="clip around the policy that starts the updates, weight from the one that sampled",
         parts={"estimator": "GRPO", "policy_loss": "DecoupledClip", "reduction": "TokenMean"},

@@ -23,9 +23,10 @@ _COLUMNS = (
     "entropy",
     "teacher_logprobs",
     "behavior_kl",
+    "ref_kl",
     "teacher_divergence",
 )
-_WITH_GRADIENT = ("logprobs", "entropy", "behavior_kl", "teacher_divergence")
+_WITH_GRADIENT = ("logprobs", "entropy", "behavior_kl", "ref_kl", "teacher_divergence")
 _KNOWN = {
     "behavior_logprobs": "behavior_known",
     "teacher_logprobs": "teacher_known",
@@ -37,7 +38,7 @@ _KNOWN = {
 class TokenBatch:
     """Token columns of one micro-batch, all shaped like ``layout.mask``.
 
-    Only `logprobs`, `entropy` and the two divergences carry gradient; every other column is detached
+    Only `logprobs`, `entropy` and the three divergences carry gradient; every other column is detached
     here. What a masked token holds never matters.
 
     A column that is missing at some counted tokens is never guessed: say where it is known. At the
@@ -56,6 +57,8 @@ class TokenBatch:
         teacher_logprobs: The same under a teacher.
         behavior_kl: Divergence of the policy from the one that sampled, over the whole vocabulary, in
             nats (`vocabulary_divergence`). With gradient.
+        ref_kl: Divergence of the policy from the reference, over the whole vocabulary, in nats
+            (`vocabulary_divergence` with β = 1). With gradient.
         teacher_divergence: Divergence of the policy from a teacher (`vocabulary_divergence`,
             `topk_divergence`), in nats. With gradient.
         behavior_known: Bool; where the sampler's log-probabilities are known. None: everywhere.
@@ -81,6 +84,7 @@ class TokenBatch:
     entropy: Tensor | None = None
     teacher_logprobs: Tensor | None = None
     behavior_kl: Tensor | None = None
+    ref_kl: Tensor | None = None
     teacher_divergence: Tensor | None = None
     behavior_known: Tensor | None = None
     teacher_known: Tensor | None = None

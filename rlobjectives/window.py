@@ -111,7 +111,7 @@ class WindowBuilder:
                     f"add_prepass was called for micro-batch {len(self._prepass)}, but "
                     f"{len(self._micro_batches)} were added. Call add, then add_prepass, for each in turn."
                 )
-            for name in _PREPASS_COLUMNS:
+            for name in dict.fromkeys((*_PREPASS_COLUMNS, *self.objective.columns())):
                 column: Tensor | None = getattr(tokens, name)
                 if column is not None:
                     mask = _readable(self.objective, tokens, name)

@@ -31,6 +31,7 @@ FIELDS = (
     "statistics",
     "behavior_kl",
     "teacher_divergence",
+    "ref_kl",
 )
 """Columns a non-finite value can be reported in; travels as a position in this tuple."""
 

@@ -1,5 +1,6 @@
 """Policy losses and what is added to them: one number a token and its slope, never reduced here."""
 
+from rlobjectives.losses.adaptive import AdaptiveCoefficient, SteppedCoefficient
 from rlobjectives.losses.base import PolicyLoss, TokenLoss, TokenPart, TokenTerm
 from rlobjectives.losses.cispo import CISPO, bounded_weight, weighted_gradient
 from rlobjectives.losses.clipped import ClippedSurrogate, clipped_surrogate
@@ -14,6 +15,7 @@ from rlobjectives.losses.distillation import (
 from rlobjectives.losses.divergence import topk_divergence, vocabulary_divergence
 from rlobjectives.losses.dppo import DPPO, binary_kl, outside_trust_region
 from rlobjectives.losses.dro import DRO, quadratic_leash
+from rlobjectives.losses.entropy_mask import EntropyMask
 from rlobjectives.losses.gmpo import GMPO, one_sided_log_ratio
 from rlobjectives.losses.gspo import GSPO, GSPOToken, sequence_surrogate
 from rlobjectives.losses.importance_correction import ImportanceCorrection, Rejection
@@ -21,6 +23,7 @@ from rlobjectives.losses.kl import KLPenalty, kl_estimate
 from rlobjectives.losses.m2po import M2PO
 from rlobjectives.losses.opsm import OPSM
 from rlobjectives.losses.p3o import P3O, behavior_divergence, capped_score
+from rlobjectives.losses.quantile import window_quantile
 from rlobjectives.losses.ratios import importance_ratio, sequence_ratio, sequence_sums, token_ratio
 from rlobjectives.losses.reinforce import Reinforce
 from rlobjectives.losses.sapo import SAPO, soft_gate
@@ -38,11 +41,13 @@ __all__ = [
     "P3O",
     "SAPO",
     "VESPO",
+    "AdaptiveCoefficient",
     "AdvantageShaping",
     "ClippedSurrogate",
     "DecoupledClip",
     "Distillation",
     "DivergenceDistillation",
+    "EntropyMask",
     "GSPOToken",
     "ImportanceCorrection",
     "KLPenalty",
@@ -51,6 +56,7 @@ __all__ = [
     "Reinforce",
     "Rejection",
     "ReverseKLDistillation",
+    "SteppedCoefficient",
     "TokenLoss",
     "TokenPart",
     "TokenTerm",
@@ -76,4 +82,5 @@ __all__ = [
     "vocabulary_divergence",
     "weighted_gradient",
     "weighted_sum",
+    "window_quantile",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ class TokenLoss(NamedTuple):
             for a loss that treats tokens one by one, simply the derivative of `value`.
         metrics: Statistics to report, by the names the part declares.
         slopes: Derivative of `value` with respect to other differentiable columns of the batch
-            (``"behavior_kl"``, ``"teacher_divergence"``), by column, shaped like the mask.
+            (``"ref_kl"``, ``"behavior_kl"``, ``"teacher_divergence"``), by column, shaped like the mask.
     """
 
     value: Tensor
@@ -90,6 +90,16 @@ class TokenTerm(TokenPart):
     """
 
     sequence_level: ClassVar[bool] = False
+
+    def conflicts(self, parts: Mapping[str, Component]) -> Iterable[str]:
+        """A loss shared by a sequence's tokens cannot take weights that differ between them."""
+        reduction = parts.get("reduction")
+        if self.sequence_level and getattr(reduction, "token_level", False):
+            yield (
+                f"{type(self).__name__} has one loss for all tokens of a sequence, but "
+                f"{type(reduction).__name__} weighs them differently, so its slope would be wrong. Choose a "
+                "reduction with one weight a sequence (SequenceMean), or a loss of single tokens."
+            )
 
     def value(self, tokens: TokenBatch, context: WindowContext) -> Tensor:
         """The loss of each token, differentiable in ``tokens.logprobs``.

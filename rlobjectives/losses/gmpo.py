@@ -75,7 +75,9 @@ class GMPO(PolicyLoss):
         0.1
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(requires_sampled_distribution=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        requires_sampled_distribution=True, communicates_in_loss=True
+    )
     metrics: ClassVar[Mapping[str, Metric]] = {**RATIO_METRICS, **CLIP_METRICS}
     sequence_level: ClassVar[bool] = True
 

@@ -55,7 +55,9 @@ def sequence_surrogate(
 class _SequenceRatioLoss(PolicyLoss):
     """What both share: options, and the ratio laid out over tokens."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(requires_sampled_distribution=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        requires_sampled_distribution=True, communicates_in_loss=True
+    )
     metrics: ClassVar[Mapping[str, Metric]] = {**RATIO_METRICS, **CLIP_METRICS}
 
     clip_low: float = 3e-4

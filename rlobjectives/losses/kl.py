@@ -1,17 +1,18 @@
-"""Penalties on the divergence from a reference policy, estimated at the sampled tokens."""
+"""Penalties on the divergence from a reference policy: estimated at the sampled tokens, or exact."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from rlobjectives.capabilities import Capabilities
+from rlobjectives.capabilities import Capabilities, TrainerFacts
 from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import Metric, WindowContext
+from rlobjectives.errors import CapabilityError
 from rlobjectives.losses.base import TokenLoss, TokenTerm
 from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, token_ratio
 from rlobjectives.statistics import Mean
@@ -19,10 +20,12 @@ from rlobjectives.tokens import TokenBatch
 
 __all__ = ["KL_ESTIMATORS", "KLPenalty", "kl_estimate"]
 
-KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "ratio_k3")
+KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k3+", "ratio_k3", "full")
 
 
-def kl_estimate(log_ratio: Tensor, estimator: str, clamp: float = LOG_RATIO_CLAMP) -> tuple[Tensor, Tensor]:
+def kl_estimate(
+    log_ratio: Tensor, estimator: str, clamp: float = LOG_RATIO_CLAMP, output_clamp: float | None = None
+) -> tuple[Tensor, Tensor]:
     """One sample's estimate of ``KL(π ‖ π_ref)`` and its derivative in ``log π``.
 
     With ``x = log π − log π_ref`` at a token sampled from π:
@@ -31,14 +34,16 @@ def kl_estimate(log_ratio: Tensor, estimator: str, clamp: float = LOG_RATIO_CLAM
         k2 = x²/2           slope x          biased value, the gradient of the reverse KL
         k3 = e⁻ˣ − 1 + x    slope 1 − e⁻ˣ    unbiased and ≥ 0; the gradient of the *forward* KL
         abs = |x|           slope sign x
+        k1+, k3+            slope x          the value of k1 or k3, the gradient of k2
 
     Only the exponent is clamped, and its gradient is kept beyond the clamp, so the penalty pulls
     hardest where the drift is worst.
 
     Args:
         log_ratio: ``log π − log π_ref`` in nats, any shape.
-        estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"abs"``.
+        estimator: One of the above.
         clamp: Bound on the exponent of k3.
+        output_clamp: Bound on the absolute value. Beyond it the slope is 0 (a straight-through slope is not).
 
     Returns:
         Value in nats and slope, without gradient.
@@ -48,15 +53,21 @@ def kl_estimate(log_ratio: Tensor, estimator: str, clamp: float = LOG_RATIO_CLAM
         tensor([0.0000, 0.7183])
     """
     x = log_ratio.detach()
-    if estimator == "k1":
-        return x, torch.ones_like(x)
-    if estimator == "k2":
-        return x.square() / 2, x
-    if estimator == "abs":
-        return x.abs(), x.sign()
-    # expm1 keeps k3 ≥ 0 near 0, where exp(y) − 1 − y cancels to noise of either sign.
-    growth = torch.expm1((-x).clamp(-clamp, clamp))
-    return growth + x, -growth
+    base = estimator.removesuffix("+")
+    if base == "k1":
+        value, slope = x, torch.ones_like(x)
+    elif base == "k2":
+        value, slope = x.square() / 2, x
+    elif base == "abs":
+        value, slope = x.abs(), x.sign()
+    else:
+        # expm1 keeps k3 ≥ 0 near 0, where exp(y) − 1 − y cancels to noise of either sign.
+        growth = torch.expm1((-x).clamp(-clamp, clamp))
+        value, slope = growth + x, -growth
+    if output_clamp is not None:
+        slope = torch.where(value.abs() <= output_clamp, slope, 0.0)
+        value = value.clamp(-output_clamp, output_clamp)
+    return value, x if estimator.endswith("+") else slope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,48 +75,77 @@ class KLPenalty(TokenTerm):
     """Adds ``coef · KL(π ‖ π_ref)`` to every token's loss.
 
     The metric ``policy/kl_to_ref`` is Σ KL / Σ tokens over the window whatever the reduction, so it
-    compares across objectives.
+    compares across objectives. A coefficient that follows a target is `AdaptiveCoefficient`.
 
     Args:
         coef: Weight of the penalty, β ≥ 0.
-        estimator: ``"k1"``, ``"k2"``, ``"k3"``, ``"abs"`` (see `kl_estimate`), or ``"ratio_k3"``:
-            ``ρ·k3`` with the gradient kept in ρ, whose slope is exactly ``ρ·x``: right on and off policy.
-        exponent_clamp: Bound on the exponent of k3; the output is never clamped.
+        estimator: ``"k1"``, ``"k2"``, ``"k3"``, ``"abs"``, or straight-through ``"k1+"``, ``"k3+"`` (see
+            `kl_estimate`); ``"ratio_k3"``: ``ρ·k3`` with the gradient kept in ρ, whose slope is exactly
+            ``ρ·x``: right on and off policy; ``"full"``: the exact divergence over the vocabulary, read
+            from `TokenBatch.ref_kl` with its own gradient.
+        exponent_clamp: Bound on the exponent of k3.
+        output_clamp: Bound on the absolute estimate, for parity only: nothing pulls back beyond it.
 
     Raises:
         CapabilityError: If an option is out of range.
 
     Source:
         k1, k2, k3: J. Schulman, "Approximating KL divergence", 2020; ρ·k3: DeepSeek-V3.2,
-        arXiv:2512.02556. verl, OpenRLHF and ROLL also clamp the output to ±10, which has no gradient left
-        once ``x < −2.6``. TRL multiplies by ρ by default.
+        arXiv:2512.02556, and TRL's default; k1+, k3+: verl. ``output_clamp=10`` with k3 is the
+        ``low_var_kl`` of verl, slime and Relax, and OpenRLHF and AReaL clamp every estimator so: no
+        gradient is left once ``x < −2.6``.
 
     Example:
         >>> KLPenalty(coef=0.04).required().needs_ref_logprobs
         True
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(needs_ref_logprobs=True)
     metrics: ClassVar[Mapping[str, Metric]] = {
         "policy/kl_to_ref": Metric(Mean, "nats/token", "estimated divergence from the reference policy"),
     }
 
     coef: float = 0.001
-    estimator: Literal["k1", "k2", "k3", "abs", "ratio_k3"] = "k3"
+    estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "ratio_k3", "full"] = "k3"
     exponent_clamp: float = LOG_RATIO_CLAMP
+    output_clamp: float | None = None
 
     def __post_init__(self) -> None:
         check_number("coef", self.coef, low=0.0)
         check_number("exponent_clamp", self.exponent_clamp, low=0.0, open_low=True)
         check_choice("estimator", self.estimator, KL_ESTIMATORS)
+        if self.output_clamp is not None:
+            check_number("output_clamp", self.output_clamp, low=0.0, open_low=True)
+            if self.estimator in ("ratio_k3", "full"):
+                raise CapabilityError(
+                    f"output_clamp is {self.output_clamp!r}, but {self.estimator!r} has the exact gradient, "
+                    "and would lose it where the divergence is largest. Leave output_clamp out."
+                )
+
+    def required(self) -> Capabilities:
+        """The reference's log-probabilities, unless the whole divergence comes with the tokens."""
+        return Capabilities(needs_ref_logprobs=self.estimator != "full")
+
+    def violations(self, facts: TrainerFacts) -> Iterable[str]:
+        """The exact divergence needs the reference's logits."""
+        if self.estimator == "full" and facts.has_reference is False:
+            yield (
+                "it needs the reference policy's logits for the exact divergence; the trainer has none. Keep "
+                "a frozen reference, or choose an objective without."
+            )
 
     def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
         """Weighted penalty, its slope, and the unweighted metric."""
         del context
         layout = tokens.layout
+        if self.estimator == "full":
+            kl = layout.select(tokens.need("ref_kl", "KLPenalty(estimator='full')"))
+            metric = {"policy/kl_to_ref": Mean.of(kl, layout.mask)}
+            zero = torch.zeros_like(tokens.logprobs)
+            return TokenLoss(self.coef * kl, zero, metric, {"ref_kl": torch.full_like(zero, self.coef)})
         reference = tokens.need("ref_logprobs", "KLPenalty")
         x = layout.select(tokens.logprobs.detach() - reference)
-        kl, slope = kl_estimate(x, self.estimator.removeprefix("ratio_"), self.exponent_clamp)
+        name = self.estimator.removeprefix("ratio_")
+        kl, slope = kl_estimate(x, name, self.exponent_clamp, self.output_clamp)
         metric = {"policy/kl_to_ref": Mean.of(kl, layout.mask)}
         if self.estimator == "ratio_k3":
             ratio = token_ratio(tokens)

@@ -68,7 +68,9 @@ class Reinforce(PolicyLoss):
         if self.weight == "none":
             return Capabilities(requires_on_policy=True)
         return Capabilities(
-            requires_sampled_distribution=True, needs_behavior_logprobs=self.base == "behavior"
+            requires_sampled_distribution=True,
+            needs_behavior_logprobs=self.base == "behavior",
+            communicates_in_loss=self.weight == "sequence",
         )
 
     def declared_metrics(self) -> Mapping[str, Metric]:

@@ -82,7 +82,9 @@ class VESPO(PolicyLoss):
         True
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(requires_sampled_distribution=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        requires_sampled_distribution=True, communicates_in_loss=True
+    )
     metrics: ClassVar[Mapping[str, Metric]] = {
         **RATIO_METRICS,
         "policy/sequence_weight": Metric(Mean, "weight", "VESPO's weight of a sequence, over tokens"),

@@ -30,7 +30,8 @@ class Batch:
         for name in COLUMNS[:4]:
             noise = [torch.randn(n, dtype=torch.float64).mul(spread) for n in lengths]
             batch.columns[name] = [
-                [min(b + d, -1e-3) for b, d in zip(row, extra.tolist())] for row, extra in zip(base, noise)
+                [min(b + d, -1e-3) for b, d in zip(row, extra.tolist(), strict=True)]
+                for row, extra in zip(base, noise, strict=False)
             ]
         batch.columns["advantages"] = [
             torch.randn(n if token_advantages else 1, dtype=torch.float64).expand(n).tolist() for n in lengths

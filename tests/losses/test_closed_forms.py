@@ -1,4 +1,4 @@
-"""Every policy loss: value and slope against dual numbers, in both layouts, at extremes, on context shards."""
+"""Every policy loss: value and slope against dual numbers, in both layouts, far out, on context shards."""
 
 from __future__ import annotations
 
@@ -149,12 +149,14 @@ def test_extremes_stay_finite_and_zero_advantage_gives_nothing(case: str, dtype:
     )
     found = run(part, batch.padded(dtype))
     mask = batch.padded(dtype).layout.mask
-    assert found.value[mask].isfinite().all() and found.slope[mask].isfinite().all()
+    assert found.value[mask].isfinite().all()
+    assert found.slope[mask].isfinite().all()
     assert all(stat.row.isfinite().all() for stat in found.metrics.values())
     idle = replace(batch.padded(dtype), advantages=torch.zeros_like(batch.padded(dtype).logprobs))
     still = run(part, idle)
     if not isinstance(part, DRO):  # its leash pulls whatever the advantage
-        assert (still.value[mask] == 0).all() and (still.slope[mask] == 0).all()
+        assert (still.value[mask] == 0).all()
+        assert (still.slope[mask] == 0).all()
 
 
 @every_loss
@@ -166,7 +168,9 @@ def test_a_batch_without_counted_tokens_is_finite(case: str) -> None:
         logprobs=junk, old_logprobs=junk, behavior_logprobs=junk, advantages=junk, layout=PaddedLayout(mask)
     )
     found = run(part, tokens)
-    assert found.value.shape == mask.shape and found.value.isfinite().all() and found.slope.isfinite().all()
+    assert found.value.shape == mask.shape
+    assert found.value.isfinite().all()
+    assert found.slope.isfinite().all()
     assert all(stat.row.isfinite().all() for stat in found.metrics.values())
 
 
@@ -195,12 +199,14 @@ def test_context_shards_agree_with_whole_sequences(case: str) -> None:
         )
         for span in shards
     ]
-    for span, shard in zip(shards, pieces):
+    for span, shard in zip(shards, pieces, strict=True):
         # A rank meets the others' sums: run every other rank first and add what it would have sent.
         sent: list[torch.Tensor] = []
         for other in pieces:
             if other is not shard:
-                listening = replace(context_of(other.layout), context_sum=lambda x: (sent.append(x), x)[1])
+                listening = replace(
+                    context_of(other.layout), context_sum=lambda x, sent=sent: (sent.append(x), x)[1]
+                )
                 part.value_and_slope(other.detach(), listening)
         calls = []
 

@@ -64,7 +64,8 @@ def window_loss(
     leaf = tokens.logprobs.clone().requires_grad_()
     output = window.loss(tokens.replace(logprobs=leaf))
     output.loss.backward()
-    assert leaf.grad is not None and leaf.grad[~MASK].tolist() == [0.0]
+    assert leaf.grad is not None
+    assert leaf.grad[~MASK].tolist() == [0.0]
     return float(output.loss.detach()), leaf.grad[MASK].tolist(), window.summarize([output])
 
 
@@ -302,7 +303,8 @@ def test_kl_means_are_over_tokens_whatever_the_reduction() -> None:
 
 def test_k3_near_zero_and_far_out() -> None:
     value, _ = kl_estimate(torch.tensor([1e-4, -1e-4], dtype=torch.float32), "k3")
-    assert (value >= 0).all() and value.tolist() == pytest.approx([5e-9, 5e-9], rel=2e-3)
+    assert (value >= 0).all()
+    assert value.tolist() == pytest.approx([5e-9, 5e-9], rel=2e-3)
     value, _ = kl_estimate(torch.tensor([-1e-5], dtype=torch.float64), "k3")
     assert value.item() == pytest.approx(5.000016667e-11, rel=1e-6)
     pairs = rows([1.0, -1.0, 0.0]).float()
@@ -310,7 +312,9 @@ def test_k3_near_zero_and_far_out() -> None:
     assert value.flatten().tolist() == pytest.approx([0.36787944117, 0.71828182846, 0.0], abs=1e-6)
     assert slope.flatten().tolist() == pytest.approx([0.63212055883, -1.71828182846, 0.0], abs=1e-6)
     value, slope = kl_estimate(torch.tensor([-200.0, 200.0]), "k3")
-    assert value.isfinite().all() and (value >= 0).all() and slope.isfinite().all()
+    assert value.isfinite().all()
+    assert (value >= 0).all()
+    assert slope.isfinite().all()
     assert slope[0] < -1e8, "the penalty pulls hardest where the drift is worst"
 
 

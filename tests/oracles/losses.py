@@ -14,15 +14,15 @@ def ratio(logprob: Dual, old: float) -> Dual:
 
 
 def clipped(l: list[Dual], old: Numbers, a: Numbers, low: float, high: float) -> list[Dual]:
-    rhos = [ratio(x, o) for x, o in zip(l, old)]
-    return [larger(-adv * r, -adv * clip(r, 1 - low, 1 + high)) for r, adv in zip(rhos, a)]
+    rhos = [ratio(x, o) for x, o in zip(l, old, strict=True)]
+    return [larger(-adv * r, -adv * clip(r, 1 - low, 1 + high)) for r, adv in zip(rhos, a, strict=True)]
 
 
 def cispo(
     l: list[Dual], old: Numbers, a: Numbers, bounds: str, low: float, high: float, cap: float
 ) -> list[Dual]:
     out = []
-    for x, o, adv in zip(l, old, a):
+    for x, o, adv in zip(l, old, a, strict=True):
         w = stop(ratio(x, o))
         if bounds == "two_sided":
             w = clip(w, 1 - low, 1 + high)
@@ -35,7 +35,7 @@ def cispo(
 
 
 def mean_log_ratio(l: list[Dual], old: Numbers) -> Dual:
-    return total([x - o for x, o in zip(l, old)]) / max(len(l), 1)
+    return total([x - o for x, o in zip(l, old, strict=True)]) / max(len(l), 1)
 
 
 def gspo(l: list[Dual], old: Numbers, a: Numbers, low: float, high: float) -> list[Dual]:
@@ -46,7 +46,7 @@ def gspo(l: list[Dual], old: Numbers, a: Numbers, low: float, high: float) -> li
 def gspo_token(l: list[Dual], old: Numbers, a: Numbers, low: float, high: float) -> list[Dual]:
     mean = stop(mean_log_ratio(l, old))
     out = []
-    for x, adv in zip(l, a):
+    for x, adv in zip(l, a, strict=True):
         s = exp(clip(mean + (x - stop(x)), -20.0, 20.0))
         out.append(larger(-adv * s, -adv * clip(s, 1 - low, 1 + high)))
     return out
@@ -54,7 +54,7 @@ def gspo_token(l: list[Dual], old: Numbers, a: Numbers, low: float, high: float)
 
 def sapo(l: list[Dual], old: Numbers, a: Numbers, positive: float, negative: float) -> list[Dual]:
     out = []
-    for x, o, adv in zip(l, old, a):
+    for x, o, adv in zip(l, old, a, strict=True):
         tau = positive if adv > 0 else negative
         out.append(-adv * (4 / tau) * sigmoid(tau * (ratio(x, o) - 1.0)))
     return out
@@ -62,7 +62,7 @@ def sapo(l: list[Dual], old: Numbers, a: Numbers, positive: float, negative: flo
 
 def gmpo(l: list[Dual], old: Numbers, a: Numbers, low: float, high: float) -> list[Dual]:
     held = []
-    for x, o, adv in zip(l, old, a):
+    for x, o, adv in zip(l, old, a, strict=True):
         d = x - o
         held.append(smaller(d, high) if adv > 0 else larger(d, -low) if adv < 0 else lift(0.0))
     count = max(len(l), 1)
@@ -74,10 +74,10 @@ def gmpo(l: list[Dual], old: Numbers, a: Numbers, low: float, high: float) -> li
 def vespo(
     l: list[Dual], old: Numbers, a: Numbers, positive: tuple[float, float], negative: tuple[float, float]
 ) -> list[Dual]:
-    log_w = math.fsum(min(max(x.value - o, -20.0), 20.0) for x, o in zip(l, old))
+    log_w = math.fsum(min(max(x.value - o, -20.0), 20.0) for x, o in zip(l, old, strict=True))
     log_w = min(max(log_w, math.log(1e-8)), 20.0)
     out = []
-    for x, adv in zip(l, a):
+    for x, adv in zip(l, a, strict=True):
         k, rate = positive if adv >= 0 else negative
         out.append(-adv * math.exp(rate + k * log_w - rate * math.exp(log_w)) * x)
     return out
@@ -87,7 +87,7 @@ def dppo(
     l: list[Dual], old: Numbers, a: Numbers, divergence: str, low: float, high: float, cap: float
 ) -> list[Dual]:
     out = []
-    for x, o, adv in zip(l, old, a):
+    for x, o, adv in zip(l, old, a, strict=True):
         p, q = math.exp(x.value), math.exp(o)
         if divergence == "tv":
             keep = p - q <= high if adv > 0 else p - q >= -low
@@ -100,7 +100,7 @@ def dppo(
 
 
 def dro(l: list[Dual], old: Numbers, a: Numbers, beta: float) -> list[Dual]:
-    return [-(adv * x - beta / 2 * (x - o) * (x - o)) for x, o, adv in zip(l, old, a)]
+    return [-(adv * x - beta / 2 * (x - o) * (x - o)) for x, o, adv in zip(l, old, a, strict=True)]
 
 
 def decoupled(
@@ -114,16 +114,16 @@ def decoupled(
     mask: bool,
 ) -> list[Dual]:
     out = []
-    for loss, o, b in zip(clipped(l, old, a, low, high), old, behavior):
+    for loss, o, b in zip(clipped(l, old, a, low, high), old, behavior, strict=True):
         w = math.exp(min(max(o - b, -20.0), 20.0))
         out.append((0.0 if mask else cap) * loss if w > cap else w * loss)
     return out
 
 
 def reinforce(l: list[Dual], old: Numbers, a: Numbers, weight: str, cap: float) -> list[Dual]:
-    whole = math.fsum(x.value - o for x, o in zip(l, old))
+    whole = math.fsum(x.value - o for x, o in zip(l, old, strict=True))
     out = []
-    for x, o, adv in zip(l, old, a):
+    for x, o, adv in zip(l, old, a, strict=True):
         log = {"none": 0.0, "token": x.value - o, "sequence": whole}[weight]
         out.append(-adv * min(math.exp(min(max(log, -20.0), 20.0)), cap) * x)
     return out
@@ -132,7 +132,7 @@ def reinforce(l: list[Dual], old: Numbers, a: Numbers, weight: str, cap: float) 
 def kl(l: list[Dual], ref: Numbers, estimator: str, old: Numbers | None = None) -> list[Dual]:
     """k1, k2, k3, abs, straight-through k1+ and k3+, and ρ·k3."""
     out = []
-    for place, (x, r) in enumerate(zip(l, ref)):
+    for place, (x, r) in enumerate(zip(l, ref, strict=True)):
         d = x - r
         k3 = exp(-d) - 1.0 + d
         if estimator == "k1":
