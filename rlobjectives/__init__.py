@@ -33,7 +33,11 @@ from rlobjectives.estimators import (
     TDLambda,
     TeacherSignal,
     VTrace,
+    advantage_metrics,
+    group_metrics,
+    length_metrics,
     reward_metrics,
+    value_metrics,
 )
 from rlobjectives.layouts import PackedLayout, PaddedLayout, TokenLayout
 from rlobjectives.losses import (
@@ -170,8 +174,12 @@ __all__ = [
     "WindowBuilder",
     "WindowContext",
     "WindowError",
+    "advantage_metrics",
     "functional",
+    "group_metrics",
+    "length_metrics",
     "reward_matrix",
     "reward_metrics",
     "synchronize",
+    "value_metrics",
 ]

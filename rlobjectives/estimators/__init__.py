@@ -7,6 +7,12 @@ the window knows. To add one: subclass `Estimator`, give it an oracle and a line
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.batch_baseline import BatchBaseline
 from rlobjectives.estimators.combined import Combined
+from rlobjectives.estimators.credit_metrics import (
+    advantage_metrics,
+    group_metrics,
+    length_metrics,
+    value_metrics,
+)
 from rlobjectives.estimators.diagnostics import reward_metrics
 from rlobjectives.estimators.gae import GAE, adaptive_trace_decay
 from rlobjectives.estimators.gdpo import GDPO
@@ -49,11 +55,15 @@ __all__ = [
     "TeacherSignal",
     "VTrace",
     "adaptive_trace_decay",
+    "advantage_metrics",
+    "group_metrics",
     "grpo_estimate",
     "lambda_returns",
+    "length_metrics",
     "overlong_penalty",
     "pass_at_k",
     "reward_metrics",
+    "value_metrics",
     "vtrace_returns",
     "whiten",
 ]
