@@ -316,7 +316,7 @@ def run_window(
         output.loss.backward()
         outputs.append(output)
         total = total + output.loss.detach().double()
-        if weighed:
+        if weighed:  # only the reference needs it
             scale += magnitude(objective, window, tokens)
     for _ in range(window.micro_batches - len(batches)):  # dummies keep ranks in step
         outputs.append(window.loss(dummy(case)))
@@ -328,8 +328,14 @@ def run_window(
 
 
 def magnitude(objective: Objective, window: Window, tokens: TokenBatch) -> float:
-    """``Σ w·|value|``: what a relative tolerance of the loss is relative to, since values may cancel."""
+    """``Σ w·|value|`` at the largest advantage: what a relative tolerance of the loss is relative to.
+
+    Values cancel in the sum, and an advantage near zero is only as precise as the spread it came from.
+    """
     weights, still = window.weights(tokens.layout), tokens.detach()
+    assert still.advantages is not None
+    top = still.layout.select(still.advantages.abs()).max() if still.advantages.numel() else 0.0
+    still = still.replace(advantages=still.advantages.sign() * top)
     parts = [part.value_and_slope(still, window.context(scope)) for scope, part in objective.token_terms().items()]
     return sum(float(tokens.layout.select(part.value.abs().double() * weights).sum()) for part in parts)
 
