@@ -6,6 +6,7 @@ option must be given, or a number is worth trying, add one line to `HINTS`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import types
 import typing
@@ -13,7 +14,22 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Union
 
 import rlobjectives
-from rlobjectives import ALGORITHMS, Component, Estimator, LossReduction, Objective, TokenTerm
+from rlobjectives import (
+    ALGORITHMS,
+    GDPO,
+    GRPO,
+    RLOO,
+    CapabilityError,
+    Component,
+    Estimator,
+    KLPenalty,
+    LossReduction,
+    Objective,
+    Rejection,
+    SequenceMean,
+    TeacherSignal,
+    TokenTerm,
+)
 
 __all__ = [
     "ESTIMATORS",
@@ -25,12 +41,14 @@ __all__ = [
     "REQUIRED",
     "ROLES",
     "TERMS",
+    "exact_under_cuts",
     "label",
     "of_kind",
     "variants",
 ]
 
 REQUIRED: Mapping[str, Mapping[str, Any]] = {
+    "Combined": {"estimators": (GRPO(scale="batch"), TeacherSignal(coef=0.5))},
     "FixedBudget": {"max_tokens": 8},
 }
 """Options without a default, by class."""
@@ -43,8 +61,14 @@ HINTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
         {"dual_clip": 1.5, "ratio_cap": 1.4, "clip_low": 0.1},
         {"log_ratio_clamp": 5.0},
     ),
+    "Combined": ({"estimators": (GDPO(), RLOO()), "weights": (1.0, -0.5)},),
+    "GAE": ({"trace_decay": 0.9, "discount": 0.95}, {"kl_coef": 0.1}, {"adaptive_alpha": 0.05}),
     "GDPO": ({"weights": (1.0, 0.5)}, {"weights": {"reward_1": 0.0, "reward_0": 2.0}}),
     "GRPO": ({"weights": (1.0, -0.5)}, {"ddof": 0}),
+    "ImportanceCorrection": (
+        {"reject": (Rejection(over="sum", high=1.0),)},
+        {"reject": (Rejection(high=0.5),), "denominator": "kept"},
+    ),
     "KLPenalty": ({"coef": 0.5, "exponent_clamp": 3.0},),
     "RLOO": ({"weights": (0.5, 2.0)},),
 }
@@ -81,7 +105,11 @@ def variants(kind: type[Component]) -> list[Component]:
     for one in dataclasses.fields(kind):  # type: ignore[arg-type]
         options += [{one.name: choice} for choice in _choices(hints[one.name]) if choice != one.default]
     options += HINTS.get(kind.__name__, ())
-    return [kind(**{**given, **option}) for option in options]
+    found = [kind(**given)]
+    for option in options[1:]:
+        with contextlib.suppress(CapabilityError):  # a choice that asks for another option beside it
+            found.append(kind(**{**given, **option}))
+    return found
 
 
 PARTS: tuple[Component, ...] = tuple(part for kind in _classes() for part in variants(kind))
@@ -123,17 +151,27 @@ def label(part: Component) -> str:
 
 def _with(part: Component) -> Objective:
     role = next(name for name, kind in ROLES.items() if isinstance(part, kind))
-    return Objective(**{"estimator": rlobjectives.GRPO(), role: part, "name": label(part)})  # type: ignore[arg-type]
+    return Objective(**{"estimator": GRPO(), role: part, "name": label(part)})  # type: ignore[arg-type]
+
+
+def exact_under_cuts(objective: Objective) -> bool:
+    """Whether no part looks at one micro-batch alone, which some papers do and their options allow."""
+    return not any(
+        getattr(part, one.name) == "micro_batch"
+        for part in objective.parts().values()
+        for one in dataclasses.fields(part)  # type: ignore[arg-type]
+    )
 
 
 def _all() -> dict[str, Objective]:
     found = {name: Objective.named(name, **NAMED.get(name, {})) for name in ALGORITHMS}
     for part in PARTS:
-        found[label(part)] = _with(part)
+        if any(isinstance(part, kind) for kind in ROLES.values()):
+            found[label(part)] = _with(part)
     found["everything"] = Objective(
-        estimator=rlobjectives.GDPO(),
-        reduction=rlobjectives.SequenceMean(),
-        kl=rlobjectives.KLPenalty(coef=0.1, estimator="ratio_k3"),
+        estimator=GDPO(),
+        reduction=SequenceMean(),
+        kl=KLPenalty(coef=0.1, estimator="ratio_k3"),
         entropy_coef=0.01,
     )
     return found

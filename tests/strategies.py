@@ -85,9 +85,16 @@ def draw_case(
     columns: dict[str, Tensor] = {"logprobs": logprobs}
     for name in ("old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs"):
         columns[name] = logprobs + spread * normal(count, width)
-    columns["entropy"] = 2.0 * uniform(count, width)
-    for name in ("values", "old_values", "returns", "token_rewards"):
+    for name in ("entropy", "behavior_kl", "teacher_divergence", "squared_probs"):
+        columns[name] = uniform(count, width)
+    for name in ("values", "old_values", "value_targets", "token_rewards"):
         columns[name] = normal(count, width)
+    facts = {
+        "session_ids": torch.arange(count),  # sessions are in the order of time, which no law may permute
+        "truncated": uniform(count) < 0.3,
+        "bootstrap_values": normal(count),
+        "greedy_rewards": normal(*shape),
+    }
     return Case(
         lengths=lengths,
         mask=mask,
@@ -95,6 +102,7 @@ def draw_case(
         scored=scored,
         group_ids=group_ids,
         columns={name: column.to(dtype) for name, column in columns.items()},
+        facts=facts,
     )
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "simulate",
 ]
 
+WITH_GRADIENT = ("logprobs", "entropy", "behavior_kl", "teacher_divergence")
 GARBAGE = (float("nan"), float("inf"), float("-inf"), 1e30)
 
 
@@ -63,6 +64,7 @@ class Case:
     Attributes:
         lengths: Tokens of each sequence; the mask may have holes inside and is false beyond.
         columns: Token columns by `TokenBatch` or `Rollouts` name.
+        facts: Columns of one entry a sequence, by `Rollouts` name.
     """
 
     lengths: Tensor
@@ -71,6 +73,7 @@ class Case:
     scored: Tensor
     group_ids: Tensor
     columns: Mapping[str, Tensor]
+    facts: Mapping[str, Tensor]
 
     @property
     def count(self) -> int:
@@ -89,7 +92,8 @@ class Case:
     def permuted(self, order: Tensor) -> Case:
         """The same sequences in another order."""
         own = {name: getattr(self, name)[order] for name in ("lengths", "mask", "rewards", "scored", "group_ids")}
-        return replace(self, **own, columns={name: column[order] for name, column in self.columns.items()})
+        columns = {name: column[order] for name, column in self.columns.items()}
+        return replace(self, **own, columns=columns, facts={name: fact[order] for name, fact in self.facts.items()})
 
     def layout(self) -> PaddedLayout:
         """All sequences, with every fact about their prompts."""
@@ -104,8 +108,8 @@ class Case:
             rewards=self.rewards[rows],
             scored=self.scored[rows],
             group_ids=self.group_ids[rows],
-            session_ids=self.group_ids[rows],
             layout=layout,
+            **{name: fact[rows] for name, fact in self.facts.items()},
             **{name: self.lay(self.columns[name], rows, shard) for name in names},
         )
 
@@ -197,7 +201,7 @@ class ThreadCommunicator(Communicator):
 
     def __init__(self, rank: int, board: _Board, context: int, context_board: _Board) -> None:
         super().__init__()
-        self.rank, self.world_size, self.board = rank, len(board.slots), board
+        self.rank, self.world_size, self.board = rank, board.ranks, board
         self.context_board, self.context_rank = context_board, rank % context
         self.collectives = 0
         if context > 1:
@@ -229,19 +233,39 @@ class _ThreadSum(torch.autograd.Function):
         return ctx.communicator.total(grads[0]), None
 
 
+class LonelyRankError(Exception):
+    """Another rank left while this one waits for it: on real ranks, a hang."""
+
+
 class _Board:
-    """Where threads lay rows and read each other's."""
+    """Where threads lay rows and read each other's, one round after the other."""
 
     def __init__(self, ranks: int) -> None:
-        self.slots: list[Any] = [None] * ranks
-        self.barrier = threading.Barrier(ranks, timeout=20.0)
+        self.ranks = ranks
+        self.rounds: list[dict[int, Tensor]] = []
+        self.next = [0] * ranks
+        self.changed = threading.Condition()
+        self.left = False
 
     def exchange(self, rank: int, value: Tensor) -> list[Tensor]:
-        self.slots[rank] = value
-        self.barrier.wait()
-        found = list(self.slots)
-        self.barrier.wait()
-        return found
+        """Every rank's value of this round, in rank order."""
+        with self.changed:
+            turn, self.next[rank] = self.next[rank], self.next[rank] + 1
+            if turn == len(self.rounds):
+                self.rounds.append({})
+            row = self.rounds[turn]
+            row[rank] = value
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: len(row) == self.ranks or self.left, timeout=20.0)
+            if len(row) < self.ranks:
+                raise LonelyRankError(f"rank {rank} waits for an exchange that others never begin")
+        return [row[one] for one in range(self.ranks)]
+
+    def leave(self) -> None:
+        """Tell the others that a rank will not come again."""
+        with self.changed:
+            self.left = True
+            self.changed.notify_all()
 
 
 class CountingCommunicator(Communicator):
@@ -267,8 +291,10 @@ def run_ranks_as_threads(
     def work(rank: int) -> None:
         try:
             results[rank] = function(ThreadCommunicator(rank, board, context, context_boards[rank // context]))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # what a rank raises is its result
             results[rank] = error
+        board.leave()
+        context_boards[rank // context].leave()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
     for thread in threads:
@@ -287,9 +313,7 @@ def run_window(
     context: tuple[int, int] = (0, 1),
 ) -> Outcome:
     """One rank's share of a window, the way an adapter does it: add, freeze, loss, backward, summarise."""
-    leaves = {
-        name: case.columns[name].detach().clone().requires_grad_() for name in ("logprobs", "entropy")
-    }
+    leaves = {name: case.columns[name].detach().clone().requires_grad_() for name in WITH_GRADIENT}
     live = case.replaced(**leaves)
     builder = objective.window(communicator)
     todo = []

@@ -47,6 +47,7 @@ def kl_estimate(log_ratio: Tensor, estimator: str, clamp: float = LOG_RATIO_CLAM
         >>> kl_estimate(torch.tensor([0.0, -1.0]), "k3")[0]
         tensor([0.0000, 0.7183])
     """
+    check_choice("estimator", estimator, KL_ESTIMATORS[:-1])
     x = log_ratio.detach()
     if estimator == "k1":
         return x, torch.ones_like(x)
