@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import torch
 from torch import Tensor
@@ -111,7 +112,7 @@ def check_number(
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise CapabilityError(f"{name} is {value!r}; expected a number, not {type(value).__name__}.")
     inside = (value > low if open_low else value >= low) and (value < high if open_high else value <= high)
-    if not math.isfinite(value) or not inside:
+    if not -math.inf < value < math.inf or abs(value) > sys.float_info.max or not inside:
         left = "(" if open_low or low == -math.inf else "["
         right = ")" if open_high or high == math.inf else "]"
         raise CapabilityError(

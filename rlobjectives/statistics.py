@@ -270,8 +270,10 @@ class LogSum(Stat):
     def of(cls, exponents: Tensor, mask: Tensor | None = None) -> LogSum:
         """Sum of ``exp`` over the counted entries."""
         top = Maximum.of(exponents, mask)
-        scaled = (exponents.detach().to(torch.float64) - top.value).exp()
-        return cls(torch.stack([top.row[0], top.value, _total(scaled, mask)]))
+        # Terms that are all exactly zero have the exponent −∞, from which nothing can be subtracted.
+        shift = torch.where(torch.isneginf(top.value), 0.0, top.value)
+        scaled = (exponents.detach().to(torch.float64) - shift).exp()
+        return cls(torch.stack([top.row[0], shift, _total(scaled, mask)]))
 
     @property
     def count(self) -> Tensor:
@@ -292,9 +294,11 @@ class LogSum(Stat):
     def fold_rows(cls, rows: Tensor) -> Tensor:
         """Bring every row to the largest shift and add."""
         count, shift, scaled = rows.unbind(-1)
-        top = torch.where(count > 0, shift, -torch.inf).amax()
-        top = torch.where(count.sum() > 0, top, 0.0)
-        moved = torch.where(count > 0, scaled * (shift - top).clamp_max(0.0).exp(), 0.0)
+        # A sum of zero has no scale of its own; a NaN keeps its place.
+        live = (count > 0) & (scaled != 0)
+        top = torch.where(live, shift, -torch.inf).amax()
+        top = torch.where(live.any(), top, 0.0)
+        moved = torch.where(live, scaled * (shift - top).clamp_max(0.0).exp(), 0.0)
         return torch.stack([count.sum(), top, moved.sum()])
 
     def report(self, name: str) -> dict[str, Tensor]:
@@ -321,5 +325,5 @@ def _total(values: Tensor, mask: Tensor | None) -> Tensor:
 
 def _count(values: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
-        return torch.tensor(float(values.numel()), dtype=torch.float64, device=values.device)
+        return torch.full((), values.numel(), dtype=torch.float64, device=values.device)
     return mask.sum(dtype=torch.float64)

@@ -40,12 +40,14 @@ class ObjectiveOutput:
         loss: 0-d; this micro-batch's share of the window's loss. Multiply by the gradient scale and call
             ``backward`` once.
         metrics: Statistics of this micro-batch, merged by `Window.summarize`.
+        tokens: How many of its tokens counted, 0-d.
         faults: Non-finite and counted entries of each column that was read; `Window.summarize` raises on
             them.
     """
 
     loss: Tensor
     metrics: dict[str, Stat]
+    tokens: Tensor
     faults: dict[str, tuple[Tensor, Tensor]] = field(repr=False, default_factory=dict)
 
 
@@ -93,10 +95,11 @@ class WindowBuilder:
         if self._frozen:
             raise WindowError("This window is frozen. Open a new one with objective.window() for each step.")
         with self.guard():
-            if not self.communicator.owns_sequences:
-                layout = layout.with_facts(sequence_mask=torch.zeros_like(layout.sequence_mask()))
             _check_estimate(self.objective.estimator, estimate, layout)
             self._count_faults(estimate, layout)
+            layout = _known_part(layout, self.communicator)
+            if not self.communicator.owns_sequences:
+                layout = layout.with_facts(sequence_mask=torch.zeros_like(layout.sequence_mask()))
             self._micro_batches.append((estimate.detach(), layout))
 
     def add_prepass(self, tokens: TokenBatch) -> None:
@@ -217,8 +220,8 @@ class WindowBuilder:
 
     def _count_faults(self, estimate: Tensor, layout: TokenLayout) -> None:
         # Judged in float32, the precision advantages are used in: 1e300 is not finite there.
-        mask = layout.mask if self.objective.estimator.token_level else None
-        if mask is not None and estimate.dim() > mask.dim():
+        mask = layout.mask if self.objective.estimator.token_level else layout.sequence_mask()
+        if estimate.dim() > mask.dim():
             mask = mask.unsqueeze(-1).expand_as(estimate)
         self._fault.counts[len(self._micro_batches), "estimate"] = _bad(estimate.float(), mask)
 
@@ -253,7 +256,7 @@ class Window:
         self._counts = {
             name: statistics[f"window/{name}"].row[0]
             if f"window/{name}" in statistics
-            else torch.tensor(torch.nan, dtype=torch.float64)
+            else torch.full((), torch.nan, dtype=torch.float64)
             for name in _COUNTS
         }
         self._empty: bool | None = None
@@ -308,7 +311,9 @@ class Window:
         return self._weights(layout, "reduction")
 
     def _weights(self, layout: TokenLayout, scope: str) -> Tensor:
+        layout = _known_part(layout, self.communicator)
         weights = self.objective.reduction.weights(layout, self.context(scope))
+        weights = weights.to(layout.device)  # a rank that had no micro-batch does not know where they lie
         if not self.objective.reduction.token_level:
             weights = layout.expand(weights)
         layout.check(f"{type(self.objective.reduction).__name__}.weights", weights)
@@ -328,6 +333,7 @@ class Window:
         Raises:
             MissingColumnError: If a part reads a column that is not there.
         """
+        tokens = tokens.replace(layout=_known_part(tokens.layout, self.communicator))
         objective, layout = self.objective, tokens.layout
         with torch.autocast(layout.device.type, enabled=False):
             weights = self.weights(layout).to(tokens.logprobs.dtype)
@@ -338,6 +344,7 @@ class Window:
             for scope, part in objective.token_terms().items():
                 found = part.value_and_slope(frozen, self.context(scope))
                 layout.check(f"{type(part).__name__} value", found.value)
+                layout.check(f"{type(part).__name__} slope", found.slope)
                 metrics.update(found.metrics)
                 if scope == "policy_loss":
                     found = self._corrected(found, frozen, weights, metrics)
@@ -365,8 +372,11 @@ class Window:
             for name in objective.columns()
             if (column := getattr(tokens, name)) is not None
         }
+        if tokens.advantages is not None:
+            faults["advantages"] = _bad(tokens.advantages, layout.mask)
         faults["loss"] = _bad(value * weights, layout.mask)
-        return ObjectiveOutput(loss=loss, metrics=metrics, faults=faults)
+        faults["slope"] = _bad(slope, layout.mask)
+        return ObjectiveOutput(loss=loss, metrics=metrics, tokens=layout.mask.sum(), faults=faults)
 
     def shaped(self, tokens: TokenBatch, metrics: dict[str, Stat] | None = None) -> TokenBatch:
         """The micro-batch with what a distillation term adds to its advantages.
@@ -428,29 +438,39 @@ class Window:
 
         Args:
             outputs: What `loss` returned for each micro-batch of this rank, dummies included.
-            extra: More statistics to report, the same names on every rank.
+            extra: More statistics to report, the same names on every rank. They are about whole sequences
+                (`reward_metrics`): of context-parallel ranks that hold the same ones, the first counts.
 
         Returns:
             Metrics by name, equal on all ranks. What nothing was measured for is left out.
 
         Raises:
             NonFiniteError: If a column or loss had a NaN or an infinity at a place that counts.
+            WindowError: If the losses did not see exactly the tokens that the window was frozen with, so that
+                its weights were wrong.
         """
         fault = Fault()
         collected: dict[str, list[Stat]] = {name: [] for name in self.objective.metric_kinds()}
         kinds = dict(self.objective.metric_kinds())
-        for name, stat in (extra or {}).items():
-            collected[name], kinds[name] = [stat], type(stat)
+        collected[_SEEN], kinds[_SEEN] = [], Mean
         device = self._counts["tokens"].device
         try:
             for position, output in enumerate(outputs):
                 _collect(collected, kinds, output.metrics)
+                collected[_SEEN].append(Mean(torch.stack([output.tokens, torch.ones_like(output.tokens)])))
                 for name, counts in output.faults.items():
                     fault.counts[position, name] = counts
+            if taken := set(extra or {}) & set(collected):
+                raise WindowError(
+                    f"extra holds {sorted(taken)}, which the objective reports itself. Rename them."
+                )
         except Exception as error:  # raised by the exchange, on all ranks
             fault.note(error)
+        for name, stat in (extra or {}).items():
+            collected[name], kinds[name] = [stat] * self.communicator.owns_sequences, type(stat)
         merged = {name: fold(kind, collected[name], device) for name, kind in kinds.items()}
         result = exchange(merged, self.communicator, fault=fault).statistics
+        self._check_seen(result.pop(_SEEN))
         labels = ["window/tokens", "window/sequences"]
         numbers = [self._counts["tokens"], self._counts["sequences"]]
         measured = [torch.ones_like(number, dtype=torch.bool) for number in numbers]
@@ -463,8 +483,17 @@ class Window:
         kept = torch.stack([flag.to(device) for flag in measured]).tolist()
         return {label: value for label, value, keep in zip(labels, values, kept, strict=True) if keep}
 
+    def _check_seen(self, seen: Stat) -> None:
+        (tokens, losses), counted = seen.row.tolist(), float(self._counts["tokens"])
+        if losses and tokens != counted:
+            raise WindowError(
+                f"the losses saw {tokens:,.0f} tokens, but the window was frozen with {counted:,.0f}, so every weight "
+                "is wrong. Hand summarize() the output of every micro-batch once, and change no mask after freeze()."
+            )
+
 
 _LOSS_NAMES = {"policy_loss": "policy"}
+_SEEN = "window/seen"
 
 
 def _counts(layout: TokenLayout) -> dict[str, Stat]:
@@ -487,8 +516,13 @@ def _waits(part: TokenPart, estimator: Estimator) -> bool:
     return part.prepass_reads_advantages and not final_at_once
 
 
-def _bad(column: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    total = torch.tensor(column.numel(), device=column.device) if mask is None else mask.sum()
+def _known_part(layout: TokenLayout, communicator: Communicator) -> TokenLayout:
+    # Under context parallelism nobody may take the tokens at hand for the whole sequence.
+    return layout if communicator.context_group is None else layout.as_shard()
+
+
+def _bad(column: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    total = mask.sum()
     return nonfinite_count(column.detach(), mask), total
 
 

@@ -58,7 +58,9 @@ class ObjectiveCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """Choose the strategy that this machine can run."""
         options = self.config_init[self.subcommand]["trainer"]
-        strategy = integration.resolve_strategy(options.get("strategy", "auto"), str(options.get("accelerator", "auto")))
+        strategy = integration.resolve_strategy(
+            options.get("strategy", "auto"), str(options.get("accelerator", "auto"))
+        )
         return super().instantiate_trainer(**{"strategy": strategy, **kwargs})
 
     def before_fit(self) -> None:

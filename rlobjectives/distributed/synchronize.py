@@ -27,6 +27,7 @@ FIELDS = (
     "teacher_logprobs",
     "weights",
     "loss",
+    "slope",
     "values",
     "statistics",
     "behavior_kl",
@@ -36,7 +37,7 @@ FIELDS = (
 """Columns a non-finite value can be reported in; travels as a position in this tuple."""
 
 _HEADER = 6
-_FLOOR = 256
+_FLOOR = 1024  # rows of ranks that disagree must have one length; eight kilobytes cost nothing
 _KNOWN_ERRORS = tuple(sorted(name for name in errors.__all__))
 
 
@@ -78,8 +79,9 @@ class Fault:
             [torch.stack([bad.double(), total.double()]).to(device) for bad, total in self.counts.values()]
         )
         rows = torch.cat([places, totals], dim=1)
-        first = (totals[:, 0] > 0).to(torch.uint8).argmax()
-        return torch.where(rows[first, 2] > 0, rows[first], 0.0)
+        first = (totals[:, 0] > 0).to(torch.uint8).argmax(0, keepdim=True)
+        row = rows.index_select(0, first).squeeze(0)
+        return torch.where(row[2] > 0, row, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ def _raise_together(headers: list[list[float]], communicator: Communicator, faul
         kind = "an exception" if code == -1.0 else _KNOWN_ERRORS[int(-2.0 - code)]
         names = ", ".join(str(communicator.global_rank(position)) for position in failed)
         raise RankError(
-            f"rank {names} stopped with {kind} before this window could open; its own log has the message. "
+            f"rank {names} stopped with {kind} before this exchange; its own log has the message. "
             f"This rank stops at the same point.{everywhere}"
         )
     schemas: dict[float, list[int]] = {}

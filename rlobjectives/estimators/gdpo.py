@@ -16,13 +16,15 @@ from rlobjectives.component import WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons
-from rlobjectives.estimators.grpo import grpo_estimate
+from rlobjectives.estimators.grpo import grpo_estimate, weighted_columns
 from rlobjectives.estimators.whitening import WHITEN_MODES, whiten
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Moments, Stat
 
 __all__ = ["GDPO"]
+
+_ROUNDING = 16 * torch.finfo(torch.float64).eps
 
 
 def _check_weights(weights: tuple[float, ...]) -> None:
@@ -55,7 +57,7 @@ class GDPO(Estimator):
     Weights multiply the *standardised* rewards. A column that is constant in a group gives exactly
     zero there and leaves the others' signal alone; a group in which every weighted column is
     constant gives exactly zero, also after whitening. With two rewards of equal weight whose sum is
-    constant in a group, the columns cancel: that is the method, not an accident.
+    constant in a group, the columns cancel to exactly zero as well: that is the method, not an accident.
 
     Args:
         weights: One weight a reward, in the order of ``reward_names`` or by name; None weighs all 1.
@@ -160,7 +162,7 @@ class GDPO(Estimator):
             ``[n, 3]``: the sum S; whether any reward of the sequence is scored; whether its group
             carries any signal. Scope: group.
         """
-        weights = rollouts.rewards.new_tensor(self.column_weights(rollouts.reward_names or ()))
+        weights = self.column_weights(rollouts.reward_names or ())
         check_singletons(rollouts, "GDPO", self.on_singleton)
         assert rollouts.scored is not None
         standardised = grpo_estimate(
@@ -170,11 +172,14 @@ class GDPO(Estimator):
             baseline=self.baseline,
             epsilon=self.epsilon,
         )
-        spread = ((standardised != 0) & (weights != 0)).any(1).to(torch.float64)
-        groups = rollouts.groups
+        combined = weighted_columns(standardised, weights)
+        # Columns that cancel leave rounding behind, which is not a signal: sixteen ulp of what was added up.
+        noise = _ROUNDING * weighted_columns(standardised.abs(), [abs(weight) for weight in weights])
+        combined = torch.where(combined.abs() <= noise, 0.0, combined)
+        spread, groups = (combined != 0).to(torch.float64), rollouts.groups
         alive = spread.new_zeros(groups.count).scatter_reduce(0, groups.index, spread, "amax")[groups.index]
         counted = rollouts.scored.any(1).to(torch.float64)
-        return torch.stack([(standardised * weights).sum(1), counted, alive], dim=1)
+        return torch.stack([combined, counted, alive], dim=1)
 
     def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:
         """Moments of S over the window's sequences (or tokens)."""

@@ -15,7 +15,7 @@ from rlobjectives.checks import check_choice
 from rlobjectives.errors import CapabilityError
 from rlobjectives.rollouts import Groups, Rollouts
 
-__all__ = ["GroupMoments", "check_singletons", "group_moments", "group_sum"]
+__all__ = ["GroupMoments", "check_singletons", "group_moments", "group_sum", "others_constant"]
 
 
 def group_sum(values: Tensor, groups: Groups) -> Tensor:
@@ -65,13 +65,42 @@ def group_moments(values: Tensor, scored: Tensor, groups: Groups) -> GroupMoment
     count = group_sum(scored.to(values.dtype), groups)
     mean = (group_sum(kept, groups) / count.clamp_min(1.0))[index]
     squared = torch.where(scored, values - mean, 0.0).square()
+    low, high = _extremes(values, scored, groups)
+    constant = (low >= high) & ~torch.isinf(low + high)  # infinities are no constant: they stay visible
+    return GroupMoments(count[index], mean, group_sum(squared, groups)[index], constant[index])
+
+
+def others_constant(values: Tensor, scored: Tensor, groups: Groups) -> Tensor:
+    """Whether the other scored members of a sequence's group are exactly equal, or fewer than two.
+
+    Args:
+        values: Float64 ``[n, r]``.
+        scored: Bool ``[n, r]``.
+        groups: The prompt groups.
+
+    Returns:
+        Bool ``[n, r]``; without meaning in an unscored cell.
+    """
+    low, high = (edge[groups.index] for edge in _extremes(values, scored, groups))
+    at_low, at_high = scored & (values == low), scored & (values == high)
+    count, lows, highs = (
+        group_sum(flag.to(values.dtype), groups)[groups.index] for flag in (scored, at_low, at_high)
+    )
+    # All but this one are equal if it stands alone at one end and all others stand at the other.
+    alone = (at_low & (lows == 1) & (highs == count - 1)) | (at_high & (highs == 1) & (lows == count - 1))
+    return (low >= high) | alone | (count <= 2)
+
+
+def _extremes(values: Tensor, scored: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """Lowest and highest scored value of each group, ``[g, r]``; +∞ and −∞ where none is."""
+    index = groups.index.unsqueeze(1).expand_as(values)
     low, high = (
         values.new_full((groups.count, values.shape[1]), worst).scatter_reduce(
-            0, index.unsqueeze(1).expand_as(values), torch.where(scored, values, worst), how
+            0, index, torch.where(scored, values, worst), how
         )
         for worst, how in ((torch.inf, "amin"), (-torch.inf, "amax"))
     )
-    return GroupMoments(count[index], mean, group_sum(squared, groups)[index], (low >= high)[index])
+    return low, high
 
 
 def check_singletons(rollouts: Rollouts, reader: str, on_singleton: str) -> None:

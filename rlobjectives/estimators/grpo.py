@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -9,16 +10,16 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number, check_shape
+from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.groups import check_singletons, group_moments
+from rlobjectives.estimators.groups import check_singletons, group_moments, others_constant
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Moments, Stat
 
-__all__ = ["GRPO", "combined_reward", "grpo_estimate"]
+__all__ = ["GRPO", "combined_reward", "grpo_estimate", "weighted_columns"]
 
 
 def combined_reward(rollouts: Rollouts, weights: tuple[float, ...] | None) -> tuple[Tensor, Tensor]:
@@ -33,14 +34,30 @@ def combined_reward(rollouts: Rollouts, weights: tuple[float, ...] | None) -> tu
 
     Returns:
         Float64 ``[n, 1]`` and bool ``[n, 1]``.
+
+    Raises:
+        CapabilityError: If there is not one weight a reward.
     """
     rewards, scored = rollouts.rewards, rollouts.scored
     assert scored is not None
-    if weights is not None:
-        column = rewards.new_tensor(weights)
-        check_shape("weights", column, (rewards.shape[1],), "one weight a reward column")
-        rewards = rewards * column
-    return rewards.sum(1, keepdim=True), scored.any(1, keepdim=True)
+    if weights is None:
+        total = rewards.sum(1)
+    else:
+        if len(weights) != rewards.shape[1]:
+            raise CapabilityError(
+                f"there are {len(weights)} weights for {rewards.shape[1]} rewards {rollouts.reward_names}. "
+                "Give one weight a reward."
+            )
+        total = weighted_columns(rewards, weights)
+    return total.unsqueeze(1), scored.any(1, keepdim=True)
+
+
+def weighted_columns(values: Tensor, weights: Sequence[float]) -> Tensor:
+    """``Σₖ wₖ·vᵢₖ`` of a handful of columns; the weights stay numbers, so nothing is copied to the device."""
+    total = values.new_zeros(values.shape[0])
+    for column, weight in zip(values.unbind(1), weights, strict=True):
+        total = total + weight * column
+    return total
 
 
 def grpo_estimate(
@@ -81,11 +98,10 @@ def grpo_estimate(
         others = (moments.count - 1.0).clamp_min(1.0)
         m2 = (moments.m2 - deviation.square() * moments.count / others).clamp_min(0.0)
         deviation = deviation * moments.count / others
-        freedom = moments.count - 1.0 - ddof
-        std = (m2 / freedom.clamp_min(1.0)).sqrt()
+        std = (m2 / (moments.count - 1.0 - ddof).clamp_min(1.0)).sqrt()
         divisor = std + epsilon if epsilon_mode == "add" else std.clamp_min(epsilon)
-        # With one other member (G = 2) there is no spread to divide by: centre only.
-        divisor = torch.where(freedom > 0, divisor, 1.0)
+        # Where the others are all equal (always with G = 2) there is no spread to divide by: centre only.
+        divisor = torch.where(others_constant(rewards, scored, rollouts.groups), 1.0, divisor)
     if scale == "group":
         deviation = deviation / divisor
     return torch.where(moments.constant | ~scored, 0.0, deviation)
@@ -104,8 +120,8 @@ class GRPO(Estimator):
     Args:
         weights: Weight of each reward column; None weighs all 1.
         scale: ``"group"``, ``"batch"`` (std of raw rewards over the optimizer window) or ``"none"``.
-        baseline: ``"inclusive"`` or ``"leave_one_out"``. With two completions a leave-one-out std does
-            not exist: then the difference itself is the advantage.
+        baseline: ``"inclusive"`` or ``"leave_one_out"``. Where the other completions are all equal (with
+            two, always) they have no spread to divide by: then the difference itself is the advantage.
         epsilon: Stability constant in reward units.
         epsilon_mode: ``"add"`` (std + ε) or ``"clamp"`` (max(std, ε)).
         ddof: 1 sample, 0 population standard deviation.
@@ -146,8 +162,15 @@ class GRPO(Estimator):
             check_number("weights", weight)
 
     def required(self) -> Capabilities:
-        """Dr.GRPO's centring fixes the scale: nobody may whiten it again."""
-        return self.capabilities.merge(Capabilities(forbids_normalize_advantages=self.scale == "none"))
+        """Dr.GRPO's centring fixes the scale, so nobody may whiten it; a window's std needs whole groups in it.
+
+        A part of a group in a window may hold equal rewards only, whose std of zero would blow up advantages that
+        are not zero.
+        """
+        own = Capabilities(
+            forbids_normalize_advantages=self.scale == "none", supports_partial_window=self.scale != "batch"
+        )
+        return self.capabilities.merge(own)
 
     def declared_statistics(self) -> dict[str, type[Stat]]:
         """The raw rewards' moments, when they are the scale."""
@@ -190,7 +213,6 @@ class GRPO(Estimator):
             return estimate
         moments = context["rewards"]
         assert isinstance(moments, Moments)
-        std = moments.std(self.ddof)
-        return estimate[:, 0] / (
-            std + self.epsilon if self.epsilon_mode == "add" else std.clamp_min(self.epsilon)
-        )
+        std, centred = moments.std(self.ddof), estimate[:, 0]
+        divisor = std + self.epsilon if self.epsilon_mode == "add" else std.clamp_min(self.epsilon)
+        return torch.where(centred == 0, 0.0, centred / divisor)  # no reward differs: 0 even over 0

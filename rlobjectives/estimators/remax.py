@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.checks import check_choice, check_number
+from rlobjectives.estimators.grpo import weighted_columns
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import lambda_returns
 from rlobjectives.estimators.shaping import check_kl_options, sequence_rewards, shaped_token_rewards
@@ -74,7 +75,7 @@ class ReMax(Normalized):
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Advantages, shaped like the mask. Scope: sequence."""
         layout, greedy = rollouts.tokens("ReMax"), rollouts.need("greedy_rewards", "ReMax")
-        baseline = greedy.sum(1) if self.weights is None else greedy @ greedy.new_tensor(self.weights)
+        baseline = greedy.sum(1) if self.weights is None else weighted_columns(greedy, self.weights)
         to_go = lambda_returns(
             layout,
             token_rewards=shaped_token_rewards(rollouts, self.kl_coef, self.kl_estimator, "ReMax"),

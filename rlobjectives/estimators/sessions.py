@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlobjectives.checks import refuse_rows
 from rlobjectives.errors import MissingColumnError
+from rlobjectives.estimators.grpo import weighted_columns
 from rlobjectives.layouts import PackedLayout
 from rlobjectives.rollouts import Groups, Rollouts
 
@@ -50,7 +51,7 @@ def session_rewards(rollouts: Rollouts, weights: tuple[float, ...] | None, reade
         "rewards of single turns as token_rewards.",
     )
     one = torch.where(high > -torch.inf, high, 0.0)
-    return (one if weights is None else one * one.new_tensor(weights)).sum(1)
+    return one.sum(1) if weights is None else weighted_columns(one, weights)
 
 
 @dataclass(frozen=True, slots=True)

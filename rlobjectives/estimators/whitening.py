@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rlobjectives.checks import check_choice
@@ -24,7 +25,7 @@ def whiten(values: Tensor, moments: Moments, *, ddof: int, epsilon: float, mode:
             ``/√max(var, ε)``.
 
     Returns:
-        Float64, same shape. Nothing is masked here.
+        Float64, same shape; a value equal to the mean gives 0, even over a spread of 0. Nothing is masked here.
 
     Example:
         >>> import torch
@@ -40,4 +41,5 @@ def whiten(values: Tensor, moments: Moments, *, ddof: int, epsilon: float, mode:
         divisor = (variance + epsilon).sqrt()
     else:
         divisor = variance.clamp_min(epsilon).sqrt()
-    return (values.double() - moments.mean) / divisor
+    deviation = values.double() - moments.mean
+    return torch.where(deviation == 0, 0.0, deviation / divisor)

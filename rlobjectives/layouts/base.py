@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
@@ -41,10 +42,13 @@ class TokenLayout(abc.ABC):
     Attributes:
         mask: Boolean, shaped like the tokens. True where the token carries loss (an action).
         facts: The per-sequence columns above, by name.
+        is_shard: Whether the tokens at hand are known to be only a part of each sequence; the window says so
+            under context parallelism.
     """
 
     mask: Tensor
     facts: dict[str, Tensor]
+    is_shard: bool = False
 
     def _set(self, mask: Tensor, facts: SequenceFacts) -> None:
         check_mask("layout.mask", mask)
@@ -136,13 +140,19 @@ class TokenLayout(abc.ABC):
             index: Which sequences, in which order.
         """
 
-    @abc.abstractmethod
     def with_facts(self, **facts: Tensor) -> Self:
         """A copy that carries more facts (or other values of those it has)."""
+        twin = copy.copy(self)
+        twin._set(self.mask, {**self.facts, **facts})
+        twin._check_facts()
+        return twin
 
-    @abc.abstractmethod
     def with_mask(self, mask: Tensor) -> Self:
         """A copy in which other tokens count; facts are kept."""
+        self.check("mask", mask)
+        twin = copy.copy(self)
+        twin._set(mask, self.facts)
+        return twin
 
     def reverse_scan(self, delta: Tensor, decay: float | Tensor, tail: Tensor | None = None) -> Tensor:
         """The recurrence ``yₜ = δₜ + dₜ·y_next(t)`` over the counted tokens of each sequence.
@@ -199,7 +209,19 @@ class TokenLayout(abc.ABC):
     def token_counts(self) -> Tensor:
         """Counted tokens of each whole sequence, float64 ``[n]``, also when this rank has a shard."""
         total = self.facts.get("total_tokens")
+        if total is None and self.is_shard:
+            raise MissingColumnError(
+                "This layout holds a context-parallel shard of each sequence and no 'total_tokens', so nobody here "
+                "knows how long the sequences are. Give layout.with_facts(total_tokens=full_token_counts("
+                "layout.local_counts(), communicator))."
+            )
         return self.local_counts() if total is None else total.to(torch.float64)
+
+    def as_shard(self) -> Self:
+        """A copy that knows its tokens are only a part of each sequence, so it never takes theirs for all."""
+        part = copy.copy(self)
+        part.is_shard = True
+        return part
 
     def sequence_mask(self) -> Tensor:
         """Which sequences this rank counts, bool ``[n]``."""

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_integral, check_mask, check_shape
+from rlobjectives.checks import check_integral, check_shape
 from rlobjectives.errors import ShapeError
 from rlobjectives.layouts.base import TokenLayout
 from rlobjectives.layouts.scan import Piece, piece_limit
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["PackedLayout"]
 
@@ -144,18 +139,6 @@ class PackedLayout(TokenLayout):
         within = torch.arange(int(counts.sum()), device=self.device)
         within -= torch.repeat_interleave(counts.cumsum(0) - counts, counts)
         return torch.repeat_interleave(starts[chosen], counts) + within
-
-    def with_facts(self, **facts: Tensor) -> Self:
-        """A copy with more facts."""
-        return type(self)(self.cu_seqlens, self.mask, **{**self.facts, **facts})
-
-    def with_mask(self, mask: Tensor) -> Self:
-        """A copy with another mask."""
-        self.check("mask", mask)
-        check_mask("mask", mask)
-        other = copy.copy(self)  # the boundaries were checked already, and checking reads the device
-        other.mask = mask
-        return other
 
     def __repr__(self) -> str:
         return f"PackedLayout(n={self.num_sequences}, l={self.mask.numel()})"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -12,9 +10,6 @@ from rlobjectives.checks import check_shape
 from rlobjectives.errors import ShapeError
 from rlobjectives.layouts.base import TokenLayout
 from rlobjectives.layouts.scan import Piece, piece_limit
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["PaddedLayout"]
 
@@ -99,15 +94,6 @@ class PaddedLayout(TokenLayout):
         """The chosen rows of a token tensor."""
         self.check_columns("per_token", per_token)
         return per_token[index]
-
-    def with_facts(self, **facts: Tensor) -> Self:
-        """A copy with more facts."""
-        return type(self)(self.mask, **{**self.facts, **facts})
-
-    def with_mask(self, mask: Tensor) -> Self:
-        """A copy with another mask."""
-        self.check("mask", mask)
-        return type(self)(mask, **self.facts)
 
     def __repr__(self) -> str:
         return f"PaddedLayout(b={self.mask.shape[0]}, t={self.mask.shape[1]})"

@@ -103,7 +103,9 @@ def clipped_surrogate(
     clipped = bounded > loss
     value = torch.where(clipped, bounded, loss)
     slope = torch.where(clipped | ~live, 0.0, loss)
-    held = (advantages != 0) & ~live & ~clipped if ratio_cap is not None else torch.zeros_like(clipped)
+    held = torch.zeros_like(clipped)
+    if ratio_cap is not None:
+        held = (advantages != 0) & (ratio.value > ratio_cap) & ~clipped
     if dual_clip is not None:
         ceiling = -advantages * dual_clip
         over = (advantages < 0) & (value > ceiling)

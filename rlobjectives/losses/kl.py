@@ -52,6 +52,7 @@ def kl_estimate(
         >>> kl_estimate(torch.tensor([0.0, -1.0]), "k3")[0]
         tensor([0.0000, 0.7183])
     """
+    check_choice("estimator", estimator, KL_ESTIMATORS[:-1])
     x = log_ratio.detach()
     base = estimator.removesuffix("+")
     if base == "k1":

@@ -32,7 +32,7 @@ SMALLEST_LOG_WEIGHT = math.log(1e-8)
 """Sequence log-ratios below this are held at it, as in the authors' code."""
 
 
-def gamma_weight(log_ratio: Tensor, shape: Tensor, rate: Tensor) -> Tensor:
+def gamma_weight(log_ratio: Tensor, shape: float | Tensor, rate: float | Tensor) -> Tensor:
     """``φ(w) = wᵏ·exp(λ(1 − w))`` for ``w = exp(log_ratio)``, in log space; 1 at w = 1.
 
     Args:
@@ -113,7 +113,7 @@ class VESPO(PolicyLoss):
         rises = layout.select(tokens.need("advantages", "VESPO")) >= 0
         # Both weights are a number a sequence; the advantage's sign picks one at each token.
         positive, negative = (
-            layout.expand(gamma_weight(total, total.new_tensor(shape), total.new_tensor(rate)))
+            layout.expand(gamma_weight(total, shape, rate))
             for shape, rate in (
                 (self.shape_positive, self.rate_positive),
                 (self.shape_negative, self.rate_negative),

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from rlobjectives.errors import WindowError
 from rlobjectives.layouts import TokenLayout
@@ -23,6 +24,7 @@ class _WeightedSum(torch.autograd.Function):
         return torch.where(mask, value * weights, 0.0).sum()
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
         gradient = ctx.gradient
         if gradient is None:

@@ -214,7 +214,9 @@ def main(out: str) -> None:
     for stage in (1, 2, 3):
         name = f"zero-{stage}"
         found[f"{name} engine"] = measure(deepspeed_engine(stage, MICRO_BATCHES))
-        found[f"{name} engine unscaled"] = measure(deepspeed_engine(stage, MICRO_BATCHES, scale_wrt_gas=False))
+        found[f"{name} engine unscaled"] = measure(
+            deepspeed_engine(stage, MICRO_BATCHES, scale_wrt_gas=False)
+        )
         found[f"{name} engine boundary"] = measure(deepspeed_engine(stage, 1))
         for pattern in (
             "automatic",

@@ -24,7 +24,9 @@ def gae(values, rewards, discount, trace_decay, bootstrap=0.0):
     return advantages, [a + v for a, v in zip(advantages, values)]
 
 
-def masked_gae(values, mask, reward, discount, trace_decay, *, token_rewards=None, bootstrap=0.0, observations="skip"):
+def masked_gae(
+    values, mask, reward, discount, trace_decay, *, token_rewards=None, bootstrap=0.0, observations="skip"
+):
     """GAE with a terminal reward on the last action token, under each convention for observations."""
     if not any(mask):
         return [0.0] * len(mask), [0.0] * len(mask)
@@ -38,9 +40,7 @@ def masked_gae(values, mask, reward, discount, trace_decay, *, token_rewards=Non
     span = range(last + 1)
     seen = [values[t] if mask[t] or observations == "step" else 0.0 for t in span]
     found = gae(seen, [rewards[t] for t in span], discount, trace_decay, bootstrap)
-    return tuple(
-        [column[t] if t <= last and mask[t] else 0.0 for t in range(len(mask))] for column in found
-    )
+    return tuple([column[t] if t <= last and mask[t] else 0.0 for t in range(len(mask))] for column in found)
 
 
 def vtrace(values, rewards, ratios, discount, trace_decay, rho, trace, policy_rho, bootstrap=0.0):

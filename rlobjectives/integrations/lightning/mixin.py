@@ -164,7 +164,9 @@ class ObjectiveMixin(_Base):
             the temperature it was sampled with; and entropies ``[n, t]`` in nats, or None.
         """
         del micro_batch
-        raise NotImplementedError(f"{type(self).__name__} must define score(micro_batch) -> (logprobs, entropy).")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define score(micro_batch) -> (logprobs, entropy)."
+        )
 
     def trainer_facts(self, datamodule: object | None = None) -> TrainerFacts:
         """What this trainer offers to the objective; extend it with `dataclasses.replace`.

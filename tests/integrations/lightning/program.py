@@ -31,7 +31,9 @@ def make_strategy(name: str) -> Strategy | str:
     return strategy
 
 
-def fit(policy: ToyPolicy, strategy: str, *, rollouts: int, folder: str | None = None, **options: Any) -> ToyPolicy:
+def fit(
+    policy: ToyPolicy, strategy: str, *, rollouts: int, folder: str | None = None, **options: Any
+) -> ToyPolicy:
     """Train on so many rollouts."""
     callbacks = []
     if folder is not None:
@@ -97,7 +99,9 @@ def cases(strategy: str, folder: str) -> dict[str, Callable[[], Any]]:
 
     def resume() -> dict[str, Any]:
         whole = fit(ToyPolicy(sampled, adam=True, seed=3, **several), strategy, rollouts=4)
-        fit(ToyPolicy(sampled, adam=True, seed=3, **several), strategy, rollouts=4, max_steps=8, folder=folder)
+        fit(
+            ToyPolicy(sampled, adam=True, seed=3, **several), strategy, rollouts=4, max_steps=8, folder=folder
+        )
         torch.manual_seed(99)  # a resumed process does not stand where the stopped one stood
         rest = ToyPolicy(sampled, adam=True, **several)
         fit(rest, strategy, rollouts=4, ckpt_path=f"{folder}/step=8.ckpt")

@@ -1,0 +1,468 @@
+"""The promises of this library as laws, each run on every part and every named objective.
+
+Nothing here knows an algorithm: parts are found by introspection (`parts.py`), windows are drawn by
+hypothesis (`strategies.py`) and cut over simulated ranks (`windows.py`). The same cuts on real processes
+are in `distributed/test_ranks.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.forbidden import no_host_sync, surviving_token_tensors
+from tests.parts import ESTIMATORS, OBJECTIVES, REDUCTIONS, TERMS, exact_under_cuts, label
+from rlobjectives import (
+    GRPO,
+    NonFiniteError,
+    Objective,
+    Window,
+    WindowError,
+)
+from tests.strategies import cases, cuts, draw_case
+from tests.windows import (
+    GARBAGE,
+    Case,
+    CountingCommunicator,
+    MicroBatch,
+    Outcome,
+    Shard,
+    dummy,
+    run_ranks_as_threads,
+    simulate,
+    together,
+    token_batch,
+    whole,
+)
+
+EFFORT = int(os.environ.get("LAW_EFFORT", "1"))
+
+
+def examples(count: int) -> settings:
+    """A few examples of every part; `LAW_EFFORT=20` looks twenty times harder."""
+    phases = (Phase.explicit, Phase.generate, *([Phase.shrink] if EFFORT > 1 else []))
+    return settings(
+        max_examples=count * EFFORT, phases=phases, suppress_health_check=list(HealthCheck), deadline=None
+    )
+
+
+def each(values: list[Any]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("part", values, ids=label)
+
+
+every_objective = pytest.mark.parametrize("name", list(OBJECTIVES))
+every_cut = pytest.mark.parametrize(
+    "name", [name for name in OBJECTIVES if exact_under_cuts(OBJECTIVES[name])]
+)
+every_estimator, every_term, every_reduction = each(ESTIMATORS), each(TERMS), each(REDUCTIONS)
+GROUP_ESTIMATORS = [part for part in ESTIMATORS if part.required().min_group_size > 1]
+"""Those that compare the answers to one prompt: what they say about a group without contrast is law."""
+NOT_SHIFT_INVARIANT: frozenset[str] = frozenset()
+"""Group estimators whose advantage depends on the level of the rewards."""
+STRAIGHT_THROUGH: frozenset[str] = frozenset()
+"""Losses whose slope is on purpose not the derivative of their value; their own tests have the naive form."""
+
+
+def assert_same(found: Outcome, expected: Outcome, tolerance: float) -> None:
+    """Loss, gradient and metrics, relative to their own size."""
+    loss_scale = max(expected.scale, abs(float(expected.loss)))
+    assert abs(float(found.loss - expected.loss)) <= tolerance * loss_scale, (found.loss, expected.loss)
+    for name, gradient in expected.gradients.items():
+        size = float(gradient.abs().max()) if gradient.numel() else 0.0
+        off = float((found.gradients[name] - gradient).abs().max()) if gradient.numel() else 0.0
+        assert off <= tolerance * size, f"gradient of {name} is off by {off} of {size}"
+    assert found.metrics.keys() == expected.metrics.keys()
+    hairline = _hairline(found, tolerance) or _hairline(expected, tolerance)
+    for name, value in expected.metrics.items():
+        assert math.isfinite(value), name
+        if hairline and name.endswith("fraction"):
+            continue
+        size = max(abs(value), _companion(name, expected.metrics), loss_scale if "loss" in name else 0.0)
+        assert abs(found.metrics[name] - value) <= tolerance * size, (name, found.metrics[name], value)
+
+
+def _hairline(outcome: Outcome, tolerance: float) -> bool:
+    # An advantage that is zero but for rounding may fall on either side of a bound.
+    size = outcome.advantages.abs()
+    return bool(((size > 0) & (size <= tolerance * size.max())).any())
+
+
+def _companion(name: str, metrics: dict[str, float]) -> float:
+    # A mean near zero is as precise as the spread it averages, and a spread as the mean it is around.
+    for one, other in (("mean", "std"), ("std", "mean")):
+        if name.endswith(one):
+            return abs(metrics.get(name[: -len(one)] + other, 0.0))
+    return 0.0
+
+
+def assert_equal(found: Outcome, expected: Outcome) -> None:
+    """Bit by bit."""
+    assert torch.equal(found.loss, expected.loss)
+    assert found.metrics == expected.metrics
+    for name, gradient in expected.gradients.items():
+        assert torch.equal(found.gradients[name], gradient), name
+
+
+def reference_window(objective: Objective, case: Case, shard: Shard = Shard()) -> tuple[Window, Any, Any]:
+    """A frozen window of one micro-batch, its estimate and its tokens with advantages."""
+    rows = torch.arange(case.count)
+    estimate = objective.estimator.estimate(case.rollouts(shard=replace(shard, garbage=None)))
+    tokens = token_batch(case, rows, shard)
+    builder = objective.window()
+    builder.add(estimate=estimate, layout=tokens.layout)
+    if objective.capabilities.needs_prepass:
+        builder.add_prepass(tokens)
+    window = builder.freeze()
+    return window, estimate, tokens.replace(advantages=window.advantages(estimate, tokens.layout))
+
+
+# Partition and layout -------------------------------------------------------------------------------
+
+
+def _cut(objective: Objective, case: Case, data: st.DataObject, tolerance: float) -> None:
+    sizes = (1, 2, 3) if objective.capabilities.supports_context_parallel else (1,)
+    cut = data.draw(cuts(case, sizes))
+    expected = whole(objective, case)
+    outcomes = simulate(objective, case, cut.ranks, cut.context)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    assert_same(together(outcomes), expected, tolerance)
+
+
+@every_cut
+@examples(4)
+@given(data=st.data())
+def test_partition_in_float64(name: str, data: st.DataObject) -> None:
+    _cut(OBJECTIVES[name], data.draw(cases()), data, 1e-12)
+
+
+@every_cut
+@examples(2)
+@given(data=st.data())
+def test_partition_in_float32(name: str, data: st.DataObject) -> None:
+    _cut(OBJECTIVES[name], data.draw(cases(dtype=torch.float32)), data, 1e-6)
+
+
+@every_objective
+@examples(2)
+@given(case=cases(), extra=st.integers(0, 4), packed=st.booleans())
+def test_layout_changes_nothing(name: str, case: Case, extra: int, packed: bool) -> None:
+    expected = whole(OBJECTIVES[name], case)
+    assert_same(whole(OBJECTIVES[name], case, Shard(packed=packed, extra=extra)), expected, 1e-12)
+
+
+# Masking --------------------------------------------------------------------------------------------
+
+
+@every_objective
+@examples(3)
+@given(case=cases(torch.float32), packed=st.booleans(), garbage=st.sampled_from(GARBAGE))
+def test_masked_values_change_nothing(name: str, case: Case, packed: bool, garbage: float) -> None:
+    clean = whole(OBJECTIVES[name], case, Shard(packed=packed, extra=2))
+    assert_equal(whole(OBJECTIVES[name], case, Shard(packed=packed, extra=2, garbage=garbage)), clean)
+
+
+@every_estimator
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_unscored_cells_and_masked_columns_do_not_reach_the_estimate(part: Any, garbage: float) -> None:
+    case = draw_case(3, (3, 4), unscored=0.4)
+    dirty = replace(case, rewards=torch.where(case.scored, case.rewards, garbage))
+    clean = part.estimate(case.rollouts())
+    assert torch.equal(part.estimate(dirty.rollouts(shard=Shard(garbage=garbage))), clean)
+
+
+# No silent repair -----------------------------------------------------------------------------------
+
+
+@every_objective
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_a_counted_non_finite_column_is_an_error_on_every_rank(name: str, bad: float) -> None:
+    objective = OBJECTIVES[name]
+    case = draw_case(5, (3, 3), holes=0.0, empty_rows=0.0, width=4)
+    row = int(case.mask.any(1).nonzero()[0])
+    others = [other for other in range(case.count) if other != row]
+    plan = [[MicroBatch(tuple(others[:3]))], [MicroBatch(tuple(others[3:])), MicroBatch((row,))]]
+    estimate = objective.estimator.estimate(case.rollouts())
+    for column in objective.columns():
+        broken = case.columns[column].clone()
+        place = int(case.mask[row].nonzero()[0])
+        broken[row, place] = bad
+        outcomes = simulate(objective, case.replaced(**{column: broken}), plan, estimate=estimate)
+        for outcome in outcomes:
+            assert isinstance(outcome, NonFiniteError), (column, outcome)
+            told = (
+                f"rank 1, micro-batch 1: {column} has 1 non-finite values among {int(case.mask[row].sum())}"
+            )
+            assert told in str(outcome)
+            assert "Raised on all 2 ranks" in str(outcome)
+
+
+@every_objective
+def test_a_non_finite_estimate_is_an_error_on_every_rank(name: str) -> None:
+    objective = OBJECTIVES[name]
+    case = draw_case(6, (3, 3), holes=0.0, empty_rows=0.0)
+    row = int(case.mask.any(1).nonzero()[0])
+    others = tuple(other for other in range(case.count) if other != row)
+    for bad in (float("nan"), float("inf"), 1e300):  # 1e300 is infinite in the precision it is used in
+        estimate = objective.estimator.estimate(case.rollouts()).clone()
+        estimate[row] = bad
+        outcomes = simulate(
+            objective, case, [[MicroBatch(others), MicroBatch((row,))], []], estimate=estimate
+        )
+        for outcome in outcomes:
+            assert isinstance(outcome, NonFiniteError), outcome
+            assert "rank 0, micro-batch 1: estimate has" in str(outcome)
+
+
+@every_objective
+def test_a_broken_estimator_stops_every_rank(name: str) -> None:
+    objective = OBJECTIVES[name]
+    case = draw_case(7, (3, 3))
+
+    def one(communicator: Any) -> None:
+        builder = objective.window(communicator)
+        with builder.guard():
+            rewards = case.rewards.clone()
+            if communicator.rank == 1:
+                rewards[2] = float("nan")
+            rollouts = replace(case, rewards=rewards, scored=torch.ones_like(case.scored)).rollouts()
+            builder.add(estimate=objective.estimator.estimate(rollouts), layout=rollouts.tokens("test"))
+        builder.freeze()
+
+    kinds = [type(error).__name__ for error in run_ranks_as_threads(one, 3)]
+    assert kinds == ["RankError", "NonFiniteError", "RankError"]
+
+
+# Exact zero -----------------------------------------------------------------------------------------
+
+
+@each(GROUP_ESTIMATORS)
+@pytest.mark.parametrize("constant", [0.1, 0.2, 0.3, 0.35, 0.7, 0.95, -1e4, 1e-8])
+def test_a_constant_group_is_exactly_zero(part: Any, constant: float) -> None:
+    for size in (2, 3, 7, 8, 16):
+        case = draw_case(size, (size, 4), holes=0.0, empty_rows=0.0)
+        flat = case.group_ids == 7
+        case = replace(case, rewards=torch.where(flat.unsqueeze(1), constant, case.rewards))
+        outcome = whole(Objective(estimator=part), case)
+        assert torch.count_nonzero(outcome.advantages[flat]) == 0
+        assert torch.count_nonzero(outcome.advantages[~flat]) > 0
+        if not part.token_level:
+            signal = part.carries_signal(case.rollouts())
+            assert signal.tolist() == [True, False]  # groups in the order of their ids: 2, then 7
+
+
+@every_objective
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_empty_window_is_an_attached_zero(name: str, packed: bool) -> None:
+    objective = OBJECTIVES[name]
+    case = draw_case(8, (2, 3), empty_rows=1.0)
+    assert not case.mask.any()
+    leaf = case.columns["logprobs"].clone().requires_grad_()
+    window, _, tokens = reference_window(objective, case.replaced(logprobs=leaf), Shard(packed=packed))
+    output = window.loss(tokens)
+    assert window.empty is True
+    assert output.loss.requires_grad and float(output.loss.detach()) == 0.0
+    output.loss.backward()
+    assert leaf.grad is not None and torch.count_nonzero(leaf.grad) == 0
+    assert all(math.isfinite(value) for value in window.summarize([output]).values())
+
+    outcomes = simulate(objective, case, [[MicroBatch((0, 1))], [], [MicroBatch((2,)), MicroBatch((3, 4))]])
+    assert all(isinstance(one, Outcome) and float(one.loss) == 0.0 for one in outcomes)
+
+
+@every_objective
+def test_a_dummy_is_an_attached_zero(name: str) -> None:
+    objective, case = OBJECTIVES[name], draw_case(9, (3, 3))
+    window, _, _ = reference_window(objective, case)
+    tokens = dummy(case)
+    output = window.loss(tokens)
+    output.loss.backward()
+    assert float(output.loss.detach()) == 0.0
+    assert tokens.logprobs.grad is not None and torch.count_nonzero(tokens.logprobs.grad) == 0
+
+
+# Precision ------------------------------------------------------------------------------------------
+
+
+@each([part for part in GROUP_ESTIMATORS if type(part).__name__ not in NOT_SHIFT_INVARIANT])
+def test_statistics_survive_an_offset(part: Any) -> None:
+    case = draw_case(10, (4, 5), holes=0.0, empty_rows=0.0)
+    small = replace(case, rewards=1e-3 * case.rewards)
+    lifted = replace(small, rewards=1e4 + small.rewards)
+    near, far = (whole(Objective(estimator=part), one).advantages for one in (small, lifted))
+    assert torch.allclose(near, far, rtol=0, atol=1e-7 * float(near.abs().max()))
+
+
+# One collective -------------------------------------------------------------------------------------
+
+
+@every_objective
+def test_opening_a_window_costs_one_collective(name: str) -> None:
+    objective, case = OBJECTIVES[name], draw_case(11, (3, 4))
+    communicator = CountingCommunicator()
+    estimate = objective.estimator.estimate(case.rollouts())
+    builder = objective.window(communicator)
+    for rows in (torch.arange(4), torch.arange(4, 7)):
+        part = estimate[rows]
+        tokens = token_batch(case, rows)
+        builder.add(estimate=part, layout=tokens.layout)
+        if objective.capabilities.needs_prepass:
+            builder.add_prepass(tokens)
+    assert communicator.collectives == 0
+    builder.freeze()
+    rounds = [
+        term.prepass_rounds
+        + int(term.prepass_reads_advantages and bool(objective.estimator.declared_statistics()))
+        for term in objective.token_terms().values()
+        if term.required().needs_prepass
+    ]
+    assert communicator.collectives == max([1, *rounds])
+
+
+@every_objective
+def test_reporting_costs_one_collective(name: str) -> None:
+    outcome = whole(OBJECTIVES[name], draw_case(12, (3, 4)))
+    opening = max(1, outcome.collectives[0] - 1)
+    assert outcome.collectives[0] == opening + 1
+
+
+# Gradient -------------------------------------------------------------------------------------------
+
+
+@each([part for part in TERMS if type(part).__name__ not in STRAIGHT_THROUGH])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_slope_is_the_derivative(part: Any, packed: bool) -> None:
+    case = draw_case(13, (4, 4), width=5, spread=0.5)
+    objective = next(one for one in OBJECTIVES.values() if part in one.parts().values())
+    scope = next(name for name, one in objective.token_terms().items() if one == part)
+    window, _, tokens = reference_window(objective, case, Shard(packed=packed))
+    slope = part.value_and_slope(tokens, window.context(scope)).slope
+
+    def total(logprobs: torch.Tensor) -> torch.Tensor:
+        found = part.value_and_slope(tokens.replace(logprobs=logprobs), window.context(scope))
+        return tokens.layout.select(found.value).sum()
+
+    step = 1e-6
+    for place in tokens.layout.mask.nonzero().tolist():
+        delta = torch.zeros_like(tokens.logprobs)
+        delta[tuple(place)] = step
+        numeric = (total(tokens.logprobs + delta) - total(tokens.logprobs - delta)) / (2 * step)
+        assert float(slope[tuple(place)]) == pytest.approx(float(numeric), rel=1e-7, abs=1e-8)
+
+
+@every_objective
+def test_the_gradient_is_weight_times_slope_and_goes_nowhere_else(name: str) -> None:
+    objective, case = OBJECTIVES[name], draw_case(14, (4, 4), spread=0.5)
+    window, _, tokens = reference_window(objective, case)
+    columns = {
+        column: value.detach().clone().requires_grad_()
+        for column in (*case.columns, "advantages")
+        if isinstance(value := getattr(tokens, column, None), torch.Tensor)
+    }
+    window.loss(type(tokens)(layout=tokens.layout, **columns)).loss.backward()
+    still = tokens.detach()
+    terms = [
+        term.value_and_slope(still, window.context(scope)) for scope, term in objective.token_terms().items()
+    ]
+    slope = torch.stack([term.slope for term in terms]).sum(0)
+    expected = tokens.layout.select(slope * window.weights(tokens.layout))
+    assert torch.allclose(columns["logprobs"].grad, expected, rtol=1e-12, atol=0.0)
+    if objective.entropy_coef:
+        bonus = -objective.entropy_coef * window.weights(tokens.layout)
+        assert torch.allclose(columns["entropy"].grad, bonus, rtol=1e-12, atol=0.0)
+    others = {column for term in terms for column in term.slopes} | (
+        {"entropy"} if objective.entropy_coef else set()
+    )
+    assert {column for column in columns if columns[column].grad is not None} == {"logprobs", *others}
+
+
+@every_objective
+def test_a_second_backward_is_refused(name: str) -> None:
+    case = draw_case(15, (3, 3))
+    leaf = case.columns["logprobs"].clone().requires_grad_()
+    window, _, tokens = reference_window(OBJECTIVES[name], case.replaced(logprobs=leaf))
+    output = window.loss(tokens)
+    output.loss.backward(retain_graph=True)
+    with pytest.raises(WindowError, match="backward ran twice"):
+        output.loss.backward()
+
+
+@pytest.mark.parametrize("name", [*map(label, TERMS), "everything"])
+def test_only_one_token_tensor_survives_the_loss(name: str) -> None:
+    objective = OBJECTIVES[name]
+    case = draw_case(16, (8, 8), width=64, dtype=torch.float32, holes=0.0, empty_rows=0.0)
+    leaf = case.columns["logprobs"].clone().requires_grad_()
+    entropy = case.columns["entropy"].clone().requires_grad_()
+    window, _, tokens = reference_window(objective, case.replaced(logprobs=leaf, entropy=entropy))
+    output, survivors = surviving_token_tensors(
+        lambda: window.loss(tokens), tokens.layout.mask.numel(), keep=lambda found: found.loss
+    )
+    # The entropy bonus is ordinary autograd and keeps the weights it is multiplied with.
+    assert survivors == [tokens.logprobs.dtype] * (2 if objective.entropy_coef else 1)
+    assert output.requires_grad
+
+
+# No host sync ---------------------------------------------------------------------------------------
+
+
+@every_objective
+@pytest.mark.parametrize("packed", [False, True])
+def test_nothing_waits_for_the_device(name: str, packed: bool) -> None:
+    objective, case = OBJECTIVES[name], draw_case(17, (3, 4), unscored=0.2)
+    rollouts = case.rollouts(shard=Shard(packed=packed))
+    window, _, tokens = reference_window(objective, case, Shard(packed=packed))
+    tokens = tokens.replace(logprobs=tokens.logprobs.clone().requires_grad_())
+    with no_host_sync():
+        estimate = objective.estimator.estimate(rollouts)
+        objective.estimator.statistics(estimate, tokens.layout)
+        objective.reduction.statistics(tokens.layout)
+        advantages = window.advantages(estimate, tokens.layout)
+        window.weights(tokens.layout)
+        window.loss(tokens.replace(advantages=advantages)).loss.backward()
+
+
+# Symmetries -----------------------------------------------------------------------------------------
+
+
+@every_estimator
+@examples(3)
+@given(case=cases(), seed=st.integers(0, 999))
+def test_order_and_names_of_groups_do_not_matter(part: Any, case: Case, seed: int) -> None:
+    estimate = part.estimate(case.rollouts())
+    order = torch.randperm(case.count, generator=torch.Generator().manual_seed(seed))
+    moved = part.estimate(case.permuted(order).rollouts())
+    size = float(estimate.abs().max()) if estimate.numel() else 0.0
+    assert torch.allclose(moved, estimate[order], rtol=0.0, atol=1e-12 * size)
+    named = replace(case, group_ids=-3 * case.group_ids + 11)
+    assert torch.equal(part.estimate(named.rollouts()), estimate)
+
+
+@each([part for part in REDUCTIONS if type(part).__name__.endswith("Mean")])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_weights_of_a_mean_add_up_to_one(part: Any, packed: bool) -> None:
+    for seed in range(5):
+        case = draw_case(20 + seed, (3, 4, 2), holes=0.0, empty_rows=0.0)
+        mask = case.mask.clone()
+        mask[:, 0] = True  # an empty sequence would leave its share out, which is another law
+        case = replace(case, mask=mask, lengths=case.lengths.clamp_min(1))
+        window, _, tokens = reference_window(
+            Objective(estimator=GRPO(), reduction=part), case, Shard(packed=packed)
+        )
+        assert float(window.weights(tokens.layout).sum()) == pytest.approx(1.0, rel=1e-14)
+
+
+@every_reduction
+def test_an_empty_sequence_weighs_nothing(part: Any) -> None:
+    case = draw_case(30, (3, 3), empty_rows=0.5)
+    window, _, tokens = reference_window(Objective(estimator=GRPO(), reduction=part), case)
+    weights = window.weights(tokens.layout)
+    assert torch.count_nonzero(weights[~case.mask]) == 0
+    assert bool((weights[case.mask] > 0).all())

@@ -1,0 +1,181 @@
+"""Every part and every named objective of the package, found by introspection, in all their options.
+
+A new part is picked up by itself: each `Literal` and `bool` option is varied one at a time. Where an
+option must be given, or a number is worth trying, add one line to `HINTS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Union
+
+import rlobjectives
+from rlobjectives import (
+    ALGORITHMS,
+    GDPO,
+    GRPO,
+    RLOO,
+    CapabilityError,
+    Component,
+    Estimator,
+    KLPenalty,
+    LossReduction,
+    Objective,
+    Rejection,
+    SequenceMean,
+    TeacherSignal,
+    TokenTerm,
+)
+
+__all__ = [
+    "ESTIMATORS",
+    "HINTS",
+    "NAMED",
+    "OBJECTIVES",
+    "PARTS",
+    "REDUCTIONS",
+    "REQUIRED",
+    "ROLES",
+    "TERMS",
+    "exact_under_cuts",
+    "label",
+    "of_kind",
+    "variants",
+]
+
+REQUIRED: Mapping[str, Mapping[str, Any]] = {
+    "Combined": {"estimators": (GRPO(scale="batch"), TeacherSignal(coef=0.5))},
+    "FixedBudget": {"max_tokens": 8},
+}
+"""Options without a default, by class."""
+
+HINTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "ClippedSurrogate": (
+        {"clip_high": 0.28},
+        {"dual_clip": 3.0},
+        {"ratio_cap": 2.0},
+        {"dual_clip": 1.5, "ratio_cap": 1.4, "clip_low": 0.1},
+        {"log_ratio_clamp": 5.0},
+    ),
+    "Combined": ({"estimators": (GDPO(), RLOO()), "weights": (1.0, -0.5)},),
+    "GAE": ({"trace_decay": 0.9, "discount": 0.95}, {"kl_coef": 0.1}, {"adaptive_alpha": 0.05}),
+    "GDPO": ({"weights": (1.0, 0.5)}, {"weights": {"reward_1": 0.0, "reward_0": 2.0}}),
+    "GRPO": ({"weights": (1.0, -0.5)}, {"ddof": 0}),
+    "ImportanceCorrection": (
+        {"reject": (Rejection(over="sum", high=1.0),)},
+        {"reject": (Rejection(high=0.5),), "denominator": "kept"},
+    ),
+    "KLPenalty": ({"coef": 0.5, "exponent_clamp": 3.0},),
+    "RLOO": ({"weights": (0.5, 2.0)},),
+}
+"""More options worth trying, by class."""
+
+NAMED: Mapping[str, Mapping[str, Any]] = {
+    "dr_grpo": {"reduction": {"max_tokens": 8}},
+}
+"""Options that a named objective asks for."""
+
+
+def _classes() -> Iterator[type[Component]]:
+    for name in sorted(rlobjectives.__all__):
+        found = getattr(rlobjectives, name)
+        if isinstance(found, type) and issubclass(found, Component) and dataclasses.is_dataclass(found):
+            yield found
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    if annotation is bool:
+        return (False, True)
+    if typing.get_origin(annotation) is Literal:
+        return typing.get_args(annotation)
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        return tuple(choice for one in typing.get_args(annotation) for choice in _choices(one))
+    return ()
+
+
+def variants(kind: type[Component]) -> list[Component]:
+    """The part with its defaults, with each choice of each option, and with every hint."""
+    given = REQUIRED.get(kind.__name__, {})
+    options: list[Mapping[str, Any]] = [{}]
+    hints = typing.get_type_hints(kind)
+    for one in dataclasses.fields(kind):  # type: ignore[arg-type]
+        options += [{one.name: choice} for choice in _choices(hints[one.name]) if choice != one.default]
+    options += HINTS.get(kind.__name__, ())
+    found = [kind(**given)]
+    for option in options[1:]:
+        with contextlib.suppress(CapabilityError):  # a choice that asks for another option beside it
+            found.append(kind(**{**given, **option}))
+    return found
+
+
+PARTS: tuple[Component, ...] = tuple(part for kind in _classes() for part in variants(kind))
+
+
+def of_kind(kind: type[Component]) -> list[Any]:
+    """All variants of the parts of one kind."""
+    return [part for part in PARTS if isinstance(part, kind)]
+
+
+ESTIMATORS: list[Estimator] = of_kind(Estimator)
+REDUCTIONS: list[LossReduction] = of_kind(LossReduction)
+TERMS: list[TokenTerm] = of_kind(TokenTerm)
+
+
+def _roles() -> dict[str, type[Component]]:
+    hints = typing.get_type_hints(Objective)
+    found: dict[str, type[Component]] = {}
+    for one in dataclasses.fields(Objective):
+        for kind in (hints[one.name], *typing.get_args(hints[one.name])):
+            if isinstance(kind, type) and issubclass(kind, Component):
+                found[one.name] = kind
+    return found
+
+
+ROLES: Mapping[str, type[Component]] = _roles()
+"""The kind of part that each field of `Objective` takes."""
+
+
+def label(part: Component) -> str:
+    """The part and the options that differ from its defaults."""
+    options = ", ".join(
+        f"{one.name}={getattr(part, one.name)!r}"
+        for one in dataclasses.fields(part)  # type: ignore[arg-type]
+        if getattr(part, one.name) != one.default
+    )
+    return f"{type(part).__name__}({options})"
+
+
+def _with(part: Component) -> Objective:
+    role = next(name for name, kind in ROLES.items() if isinstance(part, kind))
+    return Objective(**{"estimator": GRPO(), role: part, "name": label(part)})  # type: ignore[arg-type]
+
+
+def exact_under_cuts(objective: Objective) -> bool:
+    """Whether no part looks at one micro-batch alone, which some papers do and their options allow."""
+    return not any(
+        getattr(part, one.name) == "micro_batch"
+        for part in objective.parts().values()
+        for one in dataclasses.fields(part)  # type: ignore[arg-type]
+    )
+
+
+def _all() -> dict[str, Objective]:
+    found = {name: Objective.named(name, **NAMED.get(name, {})) for name in ALGORITHMS}
+    for part in PARTS:
+        if any(isinstance(part, kind) for kind in ROLES.values()):
+            found[label(part)] = _with(part)
+    found["everything"] = Objective(
+        estimator=GDPO(),
+        reduction=SequenceMean(),
+        kl=KLPenalty(coef=0.1, estimator="ratio_k3"),
+        entropy_coef=0.01,
+    )
+    return found
+
+
+OBJECTIVES: Mapping[str, Objective] = _all()
+"""Every named algorithm, and every variant of every part inside an otherwise plain objective."""
