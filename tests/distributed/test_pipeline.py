@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from tests.ranks import run_ranks
 
 from rlobjectives import M2PO, P3O, NonFiniteError, Objective, RankError
 from rlobjectives.distributed import PipelineCommunicator

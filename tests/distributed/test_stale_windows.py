@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from tests.ranks import run_ranks
 from torch import Tensor
 
 from rlobjectives import (
