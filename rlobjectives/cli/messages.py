@@ -30,11 +30,9 @@ def readable(report: str) -> str:
         ``key: reason``; several reasons are separated by semicolons.
 
     Example:
-        >>> print(readable("""
-        ...     Parser key "model":
-        ...       Parser key "objective.estimator":
-        ...         Expected a dot import path string: GDP0"""))
-        model.objective.estimator: no class 'GDP0' is known. Did you mean GDPO? Or give its path: package.module.Class
+        >>> lines = ['Parser key "model":', 'Parser key "estimator":', "Expected a dot import path string: GDP0"]
+        >>> print(readable(chr(10).join(lines)))
+        model.estimator: no class 'GDP0' is known. Did you mean GDPO? Or give its path: package.module.Class
     """
     keys: list[str] = []
     reasons: list[str] = []

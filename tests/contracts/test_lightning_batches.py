@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision, HalfPrecision
 
@@ -27,7 +26,7 @@ def make_experience():
 
 
 def test_frozen_dataclasses_are_refused():
-    with pytest.raises(MisconfigurationException, match="frozen"):
+    with pytest.raises(ValueError, match="frozen"):
         move_data_to_device({"batch": Frozen(torch.zeros(1))}, torch.device("cpu"))
 
 
