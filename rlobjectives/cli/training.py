@@ -82,8 +82,8 @@ def check_trainer_options(options: Any) -> None:
         )
     if options.get("accumulate_grad_batches", 1) != 1:
         raise CapabilityError(
-            f"trainer.accumulate_grad_batches is {options['accumulate_grad_batches']}, which has no meaning here. Leave "
-            "it out; model.init_args.micro_batch_size decides how much one backward holds."
+            f"trainer.accumulate_grad_batches is {options['accumulate_grad_batches']}, which has no meaning here. "
+            "Leave it out; model.init_args.micro_batch_size decides how much one backward holds."
         )
 
 

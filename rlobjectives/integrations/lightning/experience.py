@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -83,9 +84,15 @@ class Experience:
         self.ref_logprobs = ref_logprobs
         self.values = values
         self.extra = dict(extra or {})
-        self._check()
+        self._check_shapes()
+        # Read from the device once, here at the data boundary; copies are made without looking again.
+        if self.layout.shape[1] and bool(self.layout.mask[:, 0].any()):
+            raise ShapeError(
+                "experience.layout.mask is True at position 0, whose token has no prefix and so no log-probability. "
+                "Columns are aligned with input_ids: the mask is True at the action tokens themselves."
+            )
 
-    def _check(self) -> None:
+    def _check_shapes(self) -> None:
         for name in _TOKEN_COLUMNS:
             column = getattr(self, name)
             if column is not None:
@@ -98,11 +105,6 @@ class Experience:
         if self.rollouts is not None and self.rollouts.num_sequences != len(self):
             raise ShapeError(
                 f"experience.rollouts has {self.rollouts.num_sequences} sequences; input_ids has {len(self)} rows."
-            )
-        if self.layout.shape[1] and bool(self.layout.mask[:, 0].any()):
-            raise ShapeError(
-                "experience.layout.mask is True at position 0, whose token has no prefix and so no log-probability. "
-                "Columns are aligned with input_ids: the mask is True at the action tokens themselves."
             )
 
     def __len__(self) -> int:
@@ -144,7 +146,7 @@ class Experience:
             if isinstance(layout, PaddedLayout):
                 layout = _layout_to(layout, device)
             rollouts = Rollouts(layout=layout, **{name: move(getattr(rollouts, name)) for name in names})
-        return Experience(
+        return self.replace(
             layout=_layout_to(self.layout, device),
             rollouts=rollouts,
             extra={name: move(column) for name, column in self.extra.items()},
@@ -167,16 +169,24 @@ class Experience:
                 column[chosen] if isinstance(column, Tensor) else [column[position] for position in positions]
             )
 
-        return Experience(
+        return self.replace(
             layout=self.layout.rows(chosen),
+            rollouts=None,
             extra={name: pick(column) for name, column in self.extra.items()},
             **{name: pick(getattr(self, name)) for name in _TOKEN_COLUMNS},
         )
 
     def replace(self, **columns: Any) -> Experience:
         """A copy with other columns, by the constructor's names."""
-        current = {name: getattr(self, name) for name in (*_TOKEN_COLUMNS, "layout", "rollouts", "extra")}
-        return Experience(**{**current, **columns})
+        changed = copy.copy(self)
+        for name, column in columns.items():
+            if name not in vars(self):
+                raise MissingColumnError(
+                    f"Experience has no column {name!r}; it has {', '.join(vars(self))}."
+                )
+            setattr(changed, name, column)
+        changed._check_shapes()  # noqa: SLF001  # its own class
+        return changed
 
     def dummy(self) -> Experience:
         """One sequence of which nothing counts, for a rank that has fewer micro-batches than another.
@@ -205,8 +215,9 @@ class Experience:
             blank[name] = None if column is None else column.new_zeros(1, 2)
         blank["attention_mask"] = self.attention_mask.new_ones(1, 2)
         facts = {name: fact.new_zeros(1) for name, fact in self.layout.facts.items()}
-        return Experience(
+        return self.replace(
             layout=PaddedLayout(self.layout.mask.new_zeros(1, 2), **facts),
+            rollouts=None,
             extra={name: column.new_zeros(1, *column.shape[1:]) for name, column in self.extra.items()},
             **blank,
         )
