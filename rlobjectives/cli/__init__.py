@@ -54,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command in ("fit", "validate", "test"):
         missing = [name for name in ("lightning", "jsonargparse") if importlib.util.find_spec(name) is None]
         if missing:
-            return _refuse(f"`rlobjectives {command}` needs {' and '.join(missing)}: pip install rlobjectives[lightning]")
+            return _refuse(
+                f"`rlobjectives {command}` needs {' and '.join(missing)}: pip install rlobjectives[lightning]"
+            )
         from rlobjectives.cli import training
 
         return training.run(arguments)

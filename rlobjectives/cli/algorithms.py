@@ -22,7 +22,9 @@ def run(arguments: Sequence[str]) -> int:
         print("usage: rlobjectives algorithms\n\nList the named objectives: `Objective.named(NAME)`.")
         return 0
     if arguments:
-        print(f"rlobjectives: error: algorithms takes no arguments; got {' '.join(arguments)}", file=sys.stderr)
+        print(
+            f"rlobjectives: error: algorithms takes no arguments; got {' '.join(arguments)}", file=sys.stderr
+        )
         return 2
     print(table(shutil.get_terminal_size((120, 24)).columns))
     return 0

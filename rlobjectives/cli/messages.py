@@ -30,10 +30,11 @@ def readable(report: str) -> str:
         ``key: reason``; several reasons are separated by semicolons.
 
     Example:
-        >>> readable('Parser key "trainer.max_steps":\\n  Expected a <class \\'int\\'>. Got value: x')
-        "trainer.max_steps: Expected a <class 'int'>. Got value: x"
-        >>> readable('Parser key "model":\\n  Parser key "objective.estimator":\\n    Expected a dot import path string: GDP0')
-        "model.objective.estimator: no class 'GDP0' is known. Did you mean GDPO? Or give its path: package.module.Class"
+        >>> print(readable("""
+        ...     Parser key "model":
+        ...       Parser key "objective.estimator":
+        ...         Expected a dot import path string: GDP0"""))
+        model.objective.estimator: no class 'GDP0' is known. Did you mean GDPO? Or give its path: package.module.Class
     """
     keys: list[str] = []
     reasons: list[str] = []

@@ -58,7 +58,9 @@ class ObjectiveCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """Choose the strategy that this machine can run."""
         options = self.config_init[self.subcommand]["trainer"]
-        strategy = integration.resolve_strategy(options.get("strategy", "auto"), str(options.get("accelerator", "auto")))
+        strategy = integration.resolve_strategy(
+            options.get("strategy", "auto"), str(options.get("accelerator", "auto"))
+        )
         return super().instantiate_trainer(**{"strategy": strategy, **kwargs})
 
     def before_fit(self) -> None:
@@ -80,8 +82,8 @@ def check_trainer_options(options: Any) -> None:
         )
     if options.get("accumulate_grad_batches", 1) != 1:
         raise CapabilityError(
-            f"trainer.accumulate_grad_batches is {options['accumulate_grad_batches']}, which has no meaning here. Leave "
-            "it out; model.init_args.micro_batch_size decides how much one backward holds."
+            f"trainer.accumulate_grad_batches is {options['accumulate_grad_batches']}, which has no meaning here. "
+            "Leave it out; model.init_args.micro_batch_size decides how much one backward holds."
         )
 
 

@@ -1,4 +1,4 @@
-"""Rank program: by what factor does each training path shrink the sum of the ranks' losses?
+"""On two ranks: by what factor does each training path shrink the sum of the ranks' losses?
 
 Every path trains the same two-weight model with SGD on ragged micro-batches of two ranks. The update, compared with
 the gradient of the plain sum over all ranks and micro-batches, gives the factor; a path that drops micro-batches
@@ -7,10 +7,7 @@ gives an update that is no multiple of it.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +20,13 @@ from rlobjectives.integrations.lightning.strategy import DeepSpeedCPUStrategy
 
 RANKS, MICRO_BATCHES = 2, 3
 TOKENS = ((5, 1, 2), (3, 4, 1))  # of each micro-batch, by rank
+PATTERNS = (
+    "automatic",
+    "engine_with_boundary",
+    "engine_without_boundary",
+    "module_with_boundary",
+    "one_a_step",
+)
 GRADIENT = torch.tensor([[1.0, 2.0], [1.0, 7.0], [2.0, 3.0]])  # of a token's loss, by micro-batch
 
 
@@ -132,7 +136,7 @@ def deepspeed_strategy(stage: int) -> DeepSpeedCPUStrategy:
 
 
 def train(pattern: str, strategy: Strategy) -> Tensor:
-    """Train one window and return the update (lr 1, so the gradient the optimizer saw)."""
+    """Train one window and return the update, at a learning rate of 1: what the optimizer took for the gradient."""
     module = Toy(pattern)
     trainer = Trainer(
         strategy=strategy,
@@ -164,7 +168,9 @@ def torch_ddp() -> Tensor:
     return module.layer.weight.grad.flatten()
 
 
-def deepspeed_engine(stage: int, accumulation: int, **backward: Any) -> Tensor:
+def deepspeed_engine(
+    stage: int, accumulation: int, *, clipping: float | None = 0.0, **backward: Any
+) -> Tensor:
     """A DeepSpeed engine without Lightning, its accumulation counted by itself."""
     import deepspeed
 
@@ -176,7 +182,7 @@ def deepspeed_engine(stage: int, accumulation: int, **backward: Any) -> Tensor:
         config={
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": accumulation,
-            "gradient_clipping": 0.0,
+            **({} if clipping is None else {"gradient_clipping": clipping}),
             "zero_allow_untested_optimizer": True,
             "zero_optimization": zero,
         },
@@ -202,8 +208,8 @@ def measure(update: Tensor) -> dict[str, Any]:
     return {"kept": "neither", "update": update.tolist()}
 
 
-def main(out: str) -> None:
-    """Measure every path and let rank 0 write what was found."""
+def measure_all() -> dict[str, Any]:
+    """Measure every path, and what DeepSpeed clips at when nobody says."""
     found: dict[str, Any] = {}
     found["ddp automatic"] = measure(train("automatic", DDPStrategy()))
     found["ddp manual"] = measure(train("sync_on_last", DDPStrategy()))
@@ -214,19 +220,11 @@ def main(out: str) -> None:
     for stage in (1, 2, 3):
         name = f"zero-{stage}"
         found[f"{name} engine"] = measure(deepspeed_engine(stage, MICRO_BATCHES))
-        found[f"{name} engine unscaled"] = measure(deepspeed_engine(stage, MICRO_BATCHES, scale_wrt_gas=False))
+        found[f"{name} engine unscaled"] = measure(
+            deepspeed_engine(stage, MICRO_BATCHES, scale_wrt_gas=False)
+        )
         found[f"{name} engine boundary"] = measure(deepspeed_engine(stage, 1))
-        for pattern in (
-            "automatic",
-            "engine_with_boundary",
-            "engine_without_boundary",
-            "module_with_boundary",
-            "one_a_step",
-        ):
+        for pattern in PATTERNS:
             found[f"{name} {pattern}"] = measure(train(pattern, deepspeed_strategy(stage)))
-    if torch.distributed.get_rank() == 0:
-        Path(out).write_text(json.dumps(found, indent=1))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    found["default clipping"] = deepspeed_engine(1, 1, clipping=None).norm()
+    return found

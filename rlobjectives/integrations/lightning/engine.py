@@ -234,7 +234,9 @@ def gradient_norm(gradients: Iterable[Tensor]) -> Tensor:
     """
     by_mesh: dict[Any, list[Tensor]] = {}
     for gradient in gradients:
-        by_mesh.setdefault(gradient.device_mesh if isinstance(gradient, DTensor) else None, []).append(gradient)
+        by_mesh.setdefault(gradient.device_mesh if isinstance(gradient, DTensor) else None, []).append(
+            gradient
+        )
     norms = []
     for part in by_mesh.values():
         norm = nn.utils.get_total_norm(part)

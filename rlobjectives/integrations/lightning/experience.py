@@ -124,7 +124,9 @@ class Experience:
             MissingColumnError: If there are none.
         """
         if self.rollouts is None:
-            raise MissingColumnError("The experience carries no rollouts. Give Experience(rollouts=Rollouts(...)).")
+            raise MissingColumnError(
+                "The experience carries no rollouts. Give Experience(rollouts=Rollouts(...))."
+            )
         return self.rollouts
 
     def to(self, device: torch.device | str) -> Experience:
@@ -135,7 +137,9 @@ class Experience:
 
         rollouts = self.rollouts
         if rollouts is not None:
-            names = [field.name for field in dataclasses.fields(rollouts) if field.name not in ("groups", "layout")]
+            names = [
+                field.name for field in dataclasses.fields(rollouts) if field.name not in ("groups", "layout")
+            ]
             layout = rollouts.layout
             if isinstance(layout, PaddedLayout):
                 layout = _layout_to(layout, device)
@@ -159,7 +163,9 @@ class Experience:
         def pick(column: Any) -> Any:
             if column is None:
                 return None
-            return column[chosen] if isinstance(column, Tensor) else [column[position] for position in positions]
+            return (
+                column[chosen] if isinstance(column, Tensor) else [column[position] for position in positions]
+            )
 
         return Experience(
             layout=self.layout.rows(chosen),
@@ -207,4 +213,6 @@ class Experience:
 
 
 def _layout_to(layout: PaddedLayout, device: torch.device | str) -> PaddedLayout:
-    return PaddedLayout(layout.mask.to(device), **{name: fact.to(device) for name, fact in layout.facts.items()})
+    return PaddedLayout(
+        layout.mask.to(device), **{name: fact.to(device) for name, fact in layout.facts.items()}
+    )

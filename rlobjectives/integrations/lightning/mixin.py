@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rlobjectives.capabilities import TrainerFacts
 from rlobjectives.checks import check_number, check_positive_int
-from rlobjectives.errors import CapabilityError, RLObjectivesError
+from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.lightning.engine import Engine, configure, engine_type, make_engine
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed, seeded
@@ -27,6 +27,14 @@ else:
 __all__ = ["ObjectiveMixin"]
 
 _CHECKPOINT_KEY = "rlobjectives"
+_DROPOUT_LAYERS = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
 
 
 class ObjectiveMixin(_Base):
@@ -164,7 +172,9 @@ class ObjectiveMixin(_Base):
             the temperature it was sampled with; and entropies ``[n, t]`` in nats, or None.
         """
         del micro_batch
-        raise NotImplementedError(f"{type(self).__name__} must define score(micro_batch) -> (logprobs, entropy).")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define score(micro_batch) -> (logprobs, entropy)."
+        )
 
     def trainer_facts(self, datamodule: object | None = None) -> TrainerFacts:
         """What this trainer offers to the objective; extend it with `dataclasses.replace`.
@@ -295,7 +305,7 @@ class ObjectiveMixin(_Base):
 def _disable_dropout(module: nn.Module) -> None:
     """Set every dropout probability to 0, in dropout layers and in layers that keep it as a number."""
     for part in module.modules():
-        if isinstance(part, nn.modules.dropout._DropoutNd):
+        if isinstance(part, _DROPOUT_LAYERS):
             part.p = 0.0
         for name, value in vars(part).items():
             if "dropout" in name and isinstance(value, float) and 0.0 < value < 1.0:

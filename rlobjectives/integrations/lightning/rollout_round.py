@@ -100,7 +100,7 @@ class Round:
             if self.module.normalize_advantages:
                 mask = experience.layout.mask if self.objective.estimator.token_level else None
                 statistics["estimate"] = Moments.of(estimate, mask)
-        except Exception as error:  # kept: the exchange raises it, and stops the other ranks too
+        except Exception as error:  # noqa: BLE001  # kept: the exchange raises it, and stops the other ranks too
             fault.note(error)
         size = self.module.micro_batch_size
         count = 0 if experience is None else -(-len(experience) // size)
@@ -167,7 +167,9 @@ class Round:
         group_ids = experience.need_rollouts().group_ids[torch.as_tensor(rows, dtype=torch.long)]
         return share.replace(layout=share.layout.with_prompts(group_ids.to(share.device)))
 
-    def _open(self, share: Experience, micro_batches: list[tuple[Experience, Tensor]], *, reuse: bool) -> Window:
+    def _open(
+        self, share: Experience, micro_batches: list[tuple[Experience, Tensor]], *, reuse: bool
+    ) -> Window:
         builder = self.objective.window(self.communicator)
         needs_prepass = self.objective.capabilities.needs_prepass
         scored: list[Tensor | None] = [None] * len(micro_batches)
@@ -185,7 +187,11 @@ class Round:
         return builder.freeze()
 
     def _padded(
-        self, window: Window, share: Experience, micro_batches: list[tuple[Experience, Tensor]], estimate: Tensor
+        self,
+        window: Window,
+        share: Experience,
+        micro_batches: list[tuple[Experience, Tensor]],
+        estimate: Tensor,
     ) -> Iterator[tuple[Experience, Tensor]]:
         """The micro-batches, and dummies up to the largest number on any rank."""
         yield from micro_batches
@@ -195,7 +201,9 @@ class Round:
             shape = dummy.layout.shape if token_level else (1, *estimate.shape[1:])
             yield dummy, estimate.new_zeros(shape)
 
-    def _accumulate(self, window: Window, micro_batch: Experience, rows: Tensor, *, last: bool) -> ObjectiveOutput:
+    def _accumulate(
+        self, window: Window, micro_batch: Experience, rows: Tensor, *, last: bool
+    ) -> ObjectiveOutput:
         advantages = window.advantages(rows, micro_batch.layout)
         with self.engine.micro_batch(last=last):
             logprobs, entropy = self.engine.forward(micro_batch)
@@ -247,12 +255,19 @@ def _positions(plan: list[list[int]], experience: Experience) -> Iterator[tuple[
     """Each micro-batch's rows, counted in the window and in the rollout."""
     start = 0
     for rows in plan:
-        yield list(range(start, start + len(rows))), torch.as_tensor(rows, dtype=torch.long, device=experience.device)
+        yield (
+            list(range(start, start + len(rows))),
+            torch.as_tensor(rows, dtype=torch.long, device=experience.device),
+        )
         start += len(rows)
 
 
 def _tokens(
-    micro_batch: Experience, logprobs: Tensor, *, entropy: Tensor | None = None, advantages: Tensor | None = None
+    micro_batch: Experience,
+    logprobs: Tensor,
+    *,
+    entropy: Tensor | None = None,
+    advantages: Tensor | None = None,
 ) -> TokenBatch:
     return TokenBatch(
         logprobs=logprobs,

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy, StrategyRegistry
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 __all__ = ["DeepSpeedCPUStrategy", "load_shared_memory_op", "resolve_strategy"]
 

@@ -59,7 +59,10 @@ def joined(parts: list[Experience]) -> Experience:
         rollouts=Rollouts(
             rewards=torch.cat([part.need_rollouts().rewards for part in parts]),
             group_ids=torch.cat(
-                [part.need_rollouts().group_ids + offset for part, offset in zip(parts, offsets[:-1], strict=True)]
+                [
+                    part.need_rollouts().group_ids + offset
+                    for part, offset in zip(parts, offsets[:-1], strict=True)
+                ]
             ),
         ),
         ref_logprobs=torch.cat([part.ref_logprobs for part in parts if part.ref_logprobs is not None]),

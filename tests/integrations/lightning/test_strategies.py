@@ -1,0 +1,107 @@
+"""The same training under every strategy: two ranks against one process in plain PyTorch."""
+
+import pytest
+import torch
+
+from rlobjectives import RankError
+from tests.integrations.lightning.runs import all_cases, break_one_rank, idle, uneven
+from tests.integrations.lightning.toy import joined, plain_update, relative_error
+from tests.ranks import run_ranks
+
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
+STATEFUL = ("single", "ddp", "zero3", "fsdp2")
+MICRO_BATCHES = 5  # of rank 0; rank 1 has one
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return run_ranks(all_cases, 2, STRATEGIES, str(tmp_path_factory.mktemp("ranks")), timeout=290, fresh=True)
+
+
+@pytest.fixture(scope="module")
+def found(ranks, tmp_path_factory):
+    alone = all_cases(("single",), str(tmp_path_factory.mktemp("single")))
+    return {**ranks[0], **alone}
+
+
+def both(source):
+    return joined([source(0, 0), source(1, 0)])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("case", "source"), [("uneven", uneven), ("idle", idle)])
+def test_the_first_update_is_that_of_one_process(found, strategy, case, source):
+    expected, norm = plain_update(both(source))
+    step = found[strategy][case]["trace"][0]
+    assert relative_error(step["weights"], expected) < 1e-6
+    assert step["metrics"]["optim/grad_norm"] == pytest.approx(norm, rel=1e-6)
+
+
+def test_one_process_too(found):
+    expected, _ = plain_update(uneven(None, 0))
+    assert relative_error(found["single"]["uneven"]["trace"][0]["weights"], expected) < 1e-6
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_clipping_is_that_of_torch(found, strategy):
+    expected, norm = plain_update(both(uneven), clip=0.05)
+    assert norm > 0.05
+    assert relative_error(found[strategy]["clipped"]["trace"][0]["weights"], expected) < 1e-6
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_rank_runs_as_many_backwards_and_ends_with_the_same_weights(ranks, strategy):
+    for case in ("uneven", "idle"):
+        first, second = (rank[strategy][case] for rank in ranks)
+        assert first["backwards"] == second["backwards"] == MICRO_BATCHES
+        assert torch.equal(first["trace"][0]["weights"], second["trace"][0]["weights"])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_metrics_agree_on_all_ranks(ranks, strategy):
+    first, second = (rank[strategy]["uneven"]["trace"][0]["metrics"] for rank in ranks)
+    timeless = {name for name in first if not name.startswith("time/")}
+    assert {name: first[name] for name in timeless} == {name: second[name] for name in timeless}
+    assert first["window/sequences"] == 11.0
+
+
+@pytest.mark.parametrize("strategy", STATEFUL)
+def test_an_empty_window_changes_nothing(found, strategy):
+    before, empty, after = found[strategy]["empty"]["trace"]
+    assert torch.equal(before["weights"], empty["weights"])
+    assert torch.equal(before["optimizer"], empty["optimizer"])
+    assert before["optimizer"].abs().sum() > 0
+    assert (before["scheduler"], empty["scheduler"], after["scheduler"]) == ([1], [1], [2])
+    assert (before["steps"], empty["steps"], after["steps"]) == (1, 1, 2)
+    assert empty["metrics"]["optim/skipped_fraction"] == 1.0
+    # What follows is what would have followed without it: momentum and second moments did not move either.
+    without = found[strategy]["not empty"]["trace"][1]
+    assert torch.equal(after["weights"], without["weights"])
+    assert torch.equal(after["optimizer"], without["optimizer"])
+
+
+@pytest.mark.parametrize("strategy", STATEFUL)
+def test_a_resumed_run_takes_the_steps_of_an_uninterrupted_one(found, strategy):
+    whole, rest = found[strategy]["resumed"]["whole"], found[strategy]["resumed"]["rest"]
+    assert [step["steps"] for step in whole] == [4, 8, 12, 16]
+    assert [step["steps"] for step in rest] == [12, 16]
+    assert not torch.equal(whole[1]["weights"], whole[2]["weights"])
+    for expected, resumed in zip(whole[2:], rest, strict=True):
+        assert torch.equal(expected["weights"], resumed["weights"])
+        assert torch.equal(expected["optimizer"], resumed["optimizer"])
+        assert expected["scheduler"] == resumed["scheduler"]
+
+
+def test_several_updates_on_a_rollout_agree_between_strategies(found):
+    runs = {strategy: found[strategy]["several"]["trace"][-1] for strategy in ("ddp", "zero3", "fsdp2")}
+    assert {step["steps"] for step in runs.values()} == {4}
+    assert runs["ddp"]["metrics"]["policy/ratio_std"] > 0  # old log-probabilities are those of the start
+    for strategy in ("zero3", "fsdp2"):
+        torch.testing.assert_close(runs[strategy]["weights"], runs["ddp"]["weights"], rtol=1e-5, atol=1e-6)
+
+
+def test_one_broken_rank_stops_all_of_them():
+    first, second = run_ranks(break_one_rank, 2, timeout=90, fresh=True, expect_errors=True)
+    assert isinstance(first, RankError)
+    assert "rank 1" in str(first)
+    assert isinstance(second, ZeroDivisionError)
