@@ -97,9 +97,7 @@ class WindowBuilder:
         with self.guard():
             _check_estimate(self.objective.estimator, estimate, layout)
             self._count_faults(estimate, layout)
-            layout = _known_part(layout, self.communicator)
-            if not self.communicator.owns_sequences:
-                layout = layout.with_facts(sequence_mask=torch.zeros_like(layout.sequence_mask()))
+            layout = _own_part(layout, self.communicator)
             self._micro_batches.append((estimate.detach(), layout))
 
     def add_prepass(self, tokens: TokenBatch) -> None:
@@ -311,7 +309,7 @@ class Window:
         return self._weights(layout, "reduction")
 
     def _weights(self, layout: TokenLayout, scope: str) -> Tensor:
-        layout = _known_part(layout, self.communicator)
+        layout = _own_part(layout, self.communicator)
         weights = self.objective.reduction.weights(layout, self.context(scope))
         weights = weights.to(layout.device)  # a rank that had no micro-batch does not know where they lie
         if not self.objective.reduction.token_level:
@@ -333,7 +331,7 @@ class Window:
         Raises:
             MissingColumnError: If a part reads a column that is not there.
         """
-        tokens = tokens.replace(layout=_known_part(tokens.layout, self.communicator))
+        tokens = tokens.replace(layout=_own_part(tokens.layout, self.communicator))
         objective, layout = self.objective, tokens.layout
         with torch.autocast(layout.device.type, enabled=False):
             weights = self.weights(layout).to(tokens.logprobs.dtype)
@@ -516,9 +514,13 @@ def _waits(part: TokenPart, estimator: Estimator) -> bool:
     return part.prepass_reads_advantages and not final_at_once
 
 
-def _known_part(layout: TokenLayout, communicator: Communicator) -> TokenLayout:
-    # Under context parallelism nobody may take the tokens at hand for the whole sequence.
-    return layout if communicator.context_group is None else layout.as_shard()
+def _own_part(layout: TokenLayout, communicator: Communicator) -> TokenLayout:
+    # Under context parallelism nobody may take the tokens at hand for the whole sequence, and one rank counts it.
+    if communicator.context_group is None:
+        return layout
+    if not communicator.owns_sequences:
+        layout = layout.with_facts(sequence_mask=torch.zeros_like(layout.sequence_mask()))
+    return layout.as_shard()
 
 
 def _bad(column: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.forbidden import no_host_sync, surviving_token_tensors
-from tests.parts import ESTIMATORS, OBJECTIVES, REDUCTIONS, TERMS, exact_under_cuts, label
+from tests.parts import ESTIMATORS, OBJECTIVES, REDUCTIONS, TERMS, exact_under_cuts, label, suited
 from rlobjectives import (
     GRPO,
     NonFiniteError,
@@ -31,6 +31,7 @@ from tests.windows import (
     GARBAGE,
     Case,
     CountingCommunicator,
+    LonelyRankError,
     MicroBatch,
     Outcome,
     Shard,
@@ -129,11 +130,11 @@ def reference_window(objective: Objective, case: Case, shard: Shard = Shard()) -
 def _cut(objective: Objective, case: Case, data: st.DataObject, tolerance: float) -> None:
     sizes = (1, 2, 3) if objective.capabilities.supports_context_parallel else (1,)
     cut = data.draw(cuts(case, sizes))
+    case = suited(objective, case)
     expected = whole(objective, case)
     outcomes = simulate(objective, case, cut.ranks, cut.context)
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            raise outcome
+    if errors := [outcome for outcome in outcomes if isinstance(outcome, Exception)]:
+        raise next((error for error in errors if not isinstance(error, LonelyRankError)), errors[0])
     assert_same(together(outcomes), expected, tolerance)
 
 
@@ -155,6 +156,7 @@ def test_partition_in_float32(name: str, data: st.DataObject) -> None:
 @examples(2)
 @given(case=cases(), extra=st.integers(0, 4), packed=st.booleans())
 def test_layout_changes_nothing(name: str, case: Case, extra: int, packed: bool) -> None:
+    case = suited(OBJECTIVES[name], case)
     expected = whole(OBJECTIVES[name], case)
     assert_same(whole(OBJECTIVES[name], case, Shard(packed=packed, extra=extra)), expected, 1e-12)
 
@@ -166,6 +168,7 @@ def test_layout_changes_nothing(name: str, case: Case, extra: int, packed: bool)
 @examples(3)
 @given(case=cases(torch.float32), packed=st.booleans(), garbage=st.sampled_from(GARBAGE))
 def test_masked_values_change_nothing(name: str, case: Case, packed: bool, garbage: float) -> None:
+    case = suited(OBJECTIVES[name], case)
     clean = whole(OBJECTIVES[name], case, Shard(packed=packed, extra=2))
     assert_equal(whole(OBJECTIVES[name], case, Shard(packed=packed, extra=2, garbage=garbage)), clean)
 
@@ -174,6 +177,7 @@ def test_masked_values_change_nothing(name: str, case: Case, packed: bool, garba
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_unscored_cells_and_masked_columns_do_not_reach_the_estimate(part: Any, garbage: float) -> None:
     case = draw_case(3, (3, 4), unscored=0.4)
+    case = suited(Objective(estimator=part), case)
     dirty = replace(case, rewards=torch.where(case.scored, case.rewards, garbage))
     clean = part.estimate(case.rollouts())
     assert torch.equal(part.estimate(dirty.rollouts(shard=Shard(garbage=garbage))), clean)
@@ -186,7 +190,7 @@ def test_unscored_cells_and_masked_columns_do_not_reach_the_estimate(part: Any, 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
 def test_a_counted_non_finite_column_is_an_error_on_every_rank(name: str, bad: float) -> None:
     objective = OBJECTIVES[name]
-    case = draw_case(5, (3, 3), holes=0.0, empty_rows=0.0, width=4)
+    case = suited(objective, draw_case(5, (3, 3), holes=0.0, empty_rows=0.0, width=4))
     row = int(case.mask.any(1).nonzero()[0])
     others = [other for other in range(case.count) if other != row]
     plan = [[MicroBatch(tuple(others[:3]))], [MicroBatch(tuple(others[3:])), MicroBatch((row,))]]
@@ -208,7 +212,7 @@ def test_a_counted_non_finite_column_is_an_error_on_every_rank(name: str, bad: f
 @every_objective
 def test_a_non_finite_estimate_is_an_error_on_every_rank(name: str) -> None:
     objective = OBJECTIVES[name]
-    case = draw_case(6, (3, 3), holes=0.0, empty_rows=0.0)
+    case = suited(objective, draw_case(6, (3, 3), holes=0.0, empty_rows=0.0))
     row = int(case.mask.any(1).nonzero()[0])
     others = tuple(other for other in range(case.count) if other != row)
     for bad in (float("nan"), float("inf"), 1e300):  # 1e300 is infinite in the precision it is used in
@@ -225,7 +229,7 @@ def test_a_non_finite_estimate_is_an_error_on_every_rank(name: str) -> None:
 @every_objective
 def test_a_broken_estimator_stops_every_rank(name: str) -> None:
     objective = OBJECTIVES[name]
-    case = draw_case(7, (3, 3))
+    case = suited(objective, draw_case(7, (3, 3)))
 
     def one(communicator: Any) -> None:
         builder = objective.window(communicator)
@@ -263,7 +267,7 @@ def test_a_constant_group_is_exactly_zero(part: Any, constant: float) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_an_empty_window_is_an_attached_zero(name: str, packed: bool) -> None:
     objective = OBJECTIVES[name]
-    case = draw_case(8, (2, 3), empty_rows=1.0)
+    case = suited(objective, draw_case(8, (2, 3), empty_rows=1.0))
     assert not case.mask.any()
     leaf = case.columns["logprobs"].clone().requires_grad_()
     window, _, tokens = reference_window(objective, case.replaced(logprobs=leaf), Shard(packed=packed))
@@ -280,7 +284,8 @@ def test_an_empty_window_is_an_attached_zero(name: str, packed: bool) -> None:
 
 @every_objective
 def test_a_dummy_is_an_attached_zero(name: str) -> None:
-    objective, case = OBJECTIVES[name], draw_case(9, (3, 3))
+    objective = OBJECTIVES[name]
+    case = suited(objective, draw_case(9, (3, 3)))
     window, _, _ = reference_window(objective, case)
     tokens = dummy(case)
     output = window.loss(tokens)
@@ -295,7 +300,7 @@ def test_a_dummy_is_an_attached_zero(name: str) -> None:
 @each([part for part in GROUP_ESTIMATORS if type(part).__name__ not in NOT_SHIFT_INVARIANT])
 def test_statistics_survive_an_offset(part: Any) -> None:
     case = draw_case(10, (4, 5), holes=0.0, empty_rows=0.0)
-    small = replace(case, rewards=1e-3 * case.rewards)
+    small = replace(case, rewards=1e-3 * case.rewards.abs())
     lifted = replace(small, rewards=1e4 + small.rewards)
     near, far = (whole(Objective(estimator=part), one).advantages for one in (small, lifted))
     assert torch.allclose(near, far, rtol=0, atol=1e-7 * float(near.abs().max()))
@@ -306,7 +311,8 @@ def test_statistics_survive_an_offset(part: Any) -> None:
 
 @every_objective
 def test_opening_a_window_costs_one_collective(name: str) -> None:
-    objective, case = OBJECTIVES[name], draw_case(11, (3, 4))
+    objective = OBJECTIVES[name]
+    case = suited(objective, draw_case(11, (3, 4)))
     communicator = CountingCommunicator()
     estimate = objective.estimator.estimate(case.rollouts())
     builder = objective.window(communicator)
@@ -329,7 +335,7 @@ def test_opening_a_window_costs_one_collective(name: str) -> None:
 
 @every_objective
 def test_reporting_costs_one_collective(name: str) -> None:
-    outcome = whole(OBJECTIVES[name], draw_case(12, (3, 4)))
+    outcome = whole(OBJECTIVES[name], suited(OBJECTIVES[name], draw_case(12, (3, 4))))
     opening = max(1, outcome.collectives[0] - 1)
     assert outcome.collectives[0] == opening + 1
 
@@ -360,7 +366,8 @@ def test_the_slope_is_the_derivative(part: Any, packed: bool) -> None:
 
 @every_objective
 def test_the_gradient_is_weight_times_slope_and_goes_nowhere_else(name: str) -> None:
-    objective, case = OBJECTIVES[name], draw_case(14, (4, 4), spread=0.5)
+    objective = OBJECTIVES[name]
+    case = suited(objective, draw_case(14, (4, 4), spread=0.5))
     window, _, tokens = reference_window(objective, case)
     columns = {
         column: value.detach().clone().requires_grad_()
@@ -386,7 +393,7 @@ def test_the_gradient_is_weight_times_slope_and_goes_nowhere_else(name: str) -> 
 
 @every_objective
 def test_a_second_backward_is_refused(name: str) -> None:
-    case = draw_case(15, (3, 3))
+    case = suited(OBJECTIVES[name], draw_case(15, (3, 3)))
     leaf = case.columns["logprobs"].clone().requires_grad_()
     window, _, tokens = reference_window(OBJECTIVES[name], case.replaced(logprobs=leaf))
     output = window.loss(tokens)
@@ -416,7 +423,8 @@ def test_only_one_token_tensor_survives_the_loss(name: str) -> None:
 @every_objective
 @pytest.mark.parametrize("packed", [False, True])
 def test_nothing_waits_for_the_device(name: str, packed: bool) -> None:
-    objective, case = OBJECTIVES[name], draw_case(17, (3, 4), unscored=0.2)
+    objective = OBJECTIVES[name]
+    case = suited(objective, draw_case(17, (3, 4), unscored=0.2))
     rollouts = case.rollouts(shard=Shard(packed=packed))
     window, _, tokens = reference_window(objective, case, Shard(packed=packed))
     tokens = tokens.replace(logprobs=tokens.logprobs.clone().requires_grad_())
@@ -436,6 +444,7 @@ def test_nothing_waits_for_the_device(name: str, packed: bool) -> None:
 @examples(3)
 @given(case=cases(), seed=st.integers(0, 999))
 def test_order_and_names_of_groups_do_not_matter(part: Any, case: Case, seed: int) -> None:
+    case = suited(Objective(estimator=part), case)
     estimate = part.estimate(case.rollouts())
     order = torch.randperm(case.count, generator=torch.Generator().manual_seed(seed))
     moved = part.estimate(case.permuted(order).rollouts())

@@ -30,11 +30,11 @@ from rlobjectives import (
     TeacherSignal,
     TokenTerm,
 )
+from tests.windows import Case
 
 __all__ = [
     "ESTIMATORS",
     "HINTS",
-    "NAMED",
     "OBJECTIVES",
     "PARTS",
     "REDUCTIONS",
@@ -44,6 +44,7 @@ __all__ = [
     "exact_under_cuts",
     "label",
     "of_kind",
+    "suited",
     "variants",
 ]
 
@@ -74,10 +75,11 @@ HINTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
 }
 """More options worth trying, by class."""
 
-NAMED: Mapping[str, Mapping[str, Any]] = {
-    "dr_grpo": {"reduction": {"max_tokens": 8}},
-}
-"""Options that a named objective asks for."""
+LENIENT: Mapping[str, Any] = {"on_lost_reward": "drop"}
+"""Options of any part that refuse data which every law draws: here, rewards of sequences without tokens."""
+
+POSITIVE_REWARDS = frozenset({"MaxRL"})
+"""Estimators that refuse negative rewards."""
 
 
 def _classes() -> Iterator[type[Component]]:
@@ -85,6 +87,25 @@ def _classes() -> Iterator[type[Component]]:
         found = getattr(rlobjectives, name)
         if isinstance(found, type) and issubclass(found, Component) and dataclasses.is_dataclass(found):
             yield found
+
+
+def given_options(kind: type[Any]) -> dict[str, Any]:
+    """What laws always say to a part: required options, and leniency towards the data they draw."""
+    names = {one.name for one in dataclasses.fields(kind)}
+    lenient = {name: value for name, value in LENIENT.items() if name in names}
+    return {**lenient, **REQUIRED.get(kind.__name__, {})}
+
+
+def suited(objective: Objective, case: Case) -> Case:
+    """The window with rewards that the objective accepts."""
+    if any(type(part).__name__ in POSITIVE_REWARDS for part in objective.parts().values()):
+        return dataclasses.replace(case, rewards=case.rewards.abs())
+    return case
+
+
+def _named(name: str) -> Objective:
+    options = {role: given_options(getattr(rlobjectives, kind)) for role, kind in ALGORITHMS[name].parts.items()}
+    return Objective.named(name, **{role: option for role, option in options.items() if option})
 
 
 def _choices(annotation: Any) -> tuple[Any, ...]:
@@ -99,11 +120,12 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
 
 def variants(kind: type[Component]) -> list[Component]:
     """The part with its defaults, with each choice of each option, and with every hint."""
-    given = REQUIRED.get(kind.__name__, {})
+    given = given_options(kind)
     options: list[Mapping[str, Any]] = [{}]
     hints = typing.get_type_hints(kind)
     for one in dataclasses.fields(kind):  # type: ignore[arg-type]
-        options += [{one.name: choice} for choice in _choices(hints[one.name]) if choice != one.default]
+        if one.name not in LENIENT:
+            options += [{one.name: choice} for choice in _choices(hints[one.name]) if choice != one.default]
     options += HINTS.get(kind.__name__, ())
     found = [kind(**given)]
     for option in options[1:]:
@@ -164,7 +186,7 @@ def exact_under_cuts(objective: Objective) -> bool:
 
 
 def _all() -> dict[str, Objective]:
-    found = {name: Objective.named(name, **NAMED.get(name, {})) for name in ALGORITHMS}
+    found = {name: _named(name) for name in ALGORITHMS}
     for part in PARTS:
         if any(isinstance(part, kind) for kind in ROLES.values()):
             found[label(part)] = _with(part)

@@ -81,10 +81,10 @@ def draw_case(
         "offset": 1e4 + 1e-3 * normal(*shape),
     }[rewards]
     scored = uniform(*shape) >= unscored
-    logprobs = -0.05 - 2.0 * uniform(count, width)
-    columns: dict[str, Tensor] = {"logprobs": logprobs}
-    for name in ("old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs"):
-        columns[name] = logprobs + spread * normal(count, width)
+    columns: dict[str, Tensor] = {}
+    for name in ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs"):
+        far = uniform(count, width) < 0.5  # half of the columns keep to a common level, half leave it
+        columns[name] = -0.05 - torch.where(far, 2.0 + spread * normal(count, width), 1.5).abs()
     for name in ("entropy", "behavior_kl", "teacher_divergence", "squared_probs"):
         columns[name] = uniform(count, width)
     for name in ("values", "old_values", "value_targets", "token_rewards"):
