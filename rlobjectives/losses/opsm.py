@@ -22,8 +22,7 @@ __all__ = ["OPSM"]
 
 @dataclass(frozen=True, kw_only=True)
 class OPSM(PolicyCorrection):
-    """Off-policy sequence mask: a token is dropped when its advantage is negative and its sequence has
-    drifted.
+    """Off-policy sequence mask: leaves what is pushed down out of sequences that have drifted.
 
         dropₜ = Aₜ < 0  and  meanₛ(ℓₛᵒˡᵈ − ℓₛ) > threshold        over the sequence of t
 

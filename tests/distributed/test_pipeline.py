@@ -45,8 +45,7 @@ def stage(name: str, shares: list[Data], fault: str | None = None) -> Any:
     data = shares[rank - 2]
     if fault == "values" and rank == 3:
         data.columns["logprobs"] = torch.full_like(data.columns["logprobs"], float("nan"))
-    result = run(objective, [data.rows([row]) for row in range(len(data.advantages))], ranks)
-    return result
+    return run(objective, [data.rows([row]) for row in range(len(data.advantages))], ranks)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

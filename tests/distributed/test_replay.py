@@ -52,11 +52,16 @@ def test_modes_and_randomness_of_the_training_pass_do_not_depend_on_the_pre_pass
 def test_everything_is_put_back_after_an_error():
     model, data = nn.Dropout(0.5), ReplayIterator(range(5))
     state = torch.get_rng_state()
-    with pytest.raises(KeyError), replay(model, data=data):
-        model.eval()
-        next(data)
-        torch.rand(3)
-        raise KeyError("a forward failed")
+
+    def fail() -> None:
+        with replay(model, data=data):
+            model.eval()
+            next(data)
+            torch.rand(3)
+            raise KeyError("a forward failed")
+
+    with pytest.raises(KeyError):
+        fail()
     assert model.training
     assert torch.equal(torch.get_rng_state(), state)
     assert list(data) == [0, 1, 2, 3, 4]

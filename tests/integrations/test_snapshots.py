@@ -60,9 +60,14 @@ def test_the_policy_gets_its_own_weights_back_after_an_error():
     module, snapshots = policy(), PolicySnapshots(max_staleness=2)
     sampled(module, snapshots, range(2))
     before = {name: weight.clone() for name, weight in local_weights(module).items()}
-    with pytest.raises(KeyError), snapshots.acting(module):
-        assert not torch.equal(local_weights(module)["0.weight"], before["0.weight"])
-        raise KeyError("a rollout failed")
+
+    def fail() -> None:
+        with snapshots.acting(module):
+            assert not torch.equal(local_weights(module)["0.weight"], before["0.weight"])
+            raise KeyError("a rollout failed")
+
+    with pytest.raises(KeyError):
+        fail()
     for name, weight in local_weights(module).items():
         assert torch.equal(weight, before[name])
 

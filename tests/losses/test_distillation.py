@@ -149,7 +149,10 @@ class TestDivergence:
         found = vocabulary_divergence(student, teacher, layout, beta=beta, temperature=temperature)
         s, t = (student / temperature).softmax(-1), (teacher / temperature).softmax(-1)
         m = beta * t + (1 - beta) * s
-        kl = lambda p, q: (p * (p.log() - q.log())).sum(-1)  # noqa: E731
+
+        def kl(p, q):
+            return (p * (p.log() - q.log())).sum(-1)
+
         naive = kl(t, s) if beta == 0 else kl(s, t) if beta == 1 else beta * kl(t, m) + (1 - beta) * kl(s, m)
         naive = torch.where(layout.mask, naive, 0.0)
         torch.testing.assert_close(found, naive, **CLOSE)
