@@ -9,7 +9,6 @@ from torch import Tensor
 
 from rlobjectives.checks import check_choice, check_number, check_shape
 from rlobjectives.layouts import TokenLayout
-from rlobjectives.layouts.scan import decays
 
 __all__ = ["OBSERVATIONS", "Credit", "lambda_returns"]
 
@@ -87,33 +86,23 @@ def lambda_returns(
     returns = torch.empty(layout.shape, dtype=dtype, device=layout.device)
     advantages = returns if values is None else torch.empty_like(returns)
     for piece in layout.pieces():
-        counted = piece.take(layout.mask)
-        taken = counted if steps is layout.mask else piece.take(steps)
+        beside = ~piece.take(layout.mask)
+        skipped = beside if steps is layout.mask else ~piece.take(steps)
         decay = piece.expand(trace_decay).double() if isinstance(trace_decay, Tensor) else trace_decay
+        carried = piece.buffers.get("carried", piece.size).zero_()
         reward = value = None
-        if token_rewards is not None:
-            reward = torch.where(counted, piece.take(token_rewards).double(), 0.0)
         if values is not None:
-            seen = taken if observations == "step" else counted
-            value = torch.where(seen, piece.take(values).double(), 0.0)
-        carried = _carried(value, reward, counted, discount, decay)
-        carried = piece.scan(carried, decays(taken, discount * decay), final_rewards)
-        total = piece.following(carried, final_rewards)
+            value = piece.load("value", values, skipped if observations == "step" else beside)
+            torch.mul(value, discount * (1.0 - decay), out=carried)
+        if token_rewards is not None:
+            reward = piece.load("reward", token_rewards, beside)
+            carried.addcmul_(reward, torch.as_tensor(discount * decay, dtype=carried.dtype))
+        carried = piece.scan_(carried, discount * decay, skipped, final_rewards)
+        total = piece.following("total", carried, final_rewards)
         if reward is not None:
             total += reward
-        piece.put(returns, total.masked_fill_(~counted, 0.0))
+        piece.put(returns, total.masked_fill_(beside, 0.0))
         if value is not None:
-            piece.put(advantages, total.sub_(value).masked_fill_(~counted, 0.0))
+            total -= value if observations != "step" else value.masked_fill_(beside, 0.0)
+            piece.put(advantages, total)
     return Credit(advantages, returns)
-
-
-def _carried(
-    value: Tensor | None, reward: Tensor | None, like: Tensor, discount: float, decay: float | Tensor
-) -> Tensor:
-    # γ[(1 − λ)V + λr]: what each step adds to U.
-    carried = torch.zeros(like.shape, dtype=torch.float64, device=like.device)
-    if value is not None:
-        carried.add_((1.0 - decay) * value)
-    if reward is not None:
-        carried.add_(decay * reward)
-    return carried.mul_(discount)

@@ -15,7 +15,7 @@ from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import Credit
 from rlobjectives.estimators.shaping import sequence_rewards
 from rlobjectives.layouts import TokenLayout
-from rlobjectives.layouts.scan import Piece, decays
+from rlobjectives.layouts.scan import Piece
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["VTrace", "vtrace_returns"]
@@ -71,31 +71,30 @@ def vtrace_returns(
         if column is not None:
             layout.check(name, column)
     for piece in layout.pieces():
-        counted = piece.take(layout.mask)
-        value, log = (torch.where(counted, piece.take(one).double(), 0.0) for one in (values, log_ratio))
+        beside = ~piece.take(layout.mask)
+        value, log = piece.load("value", values, beside), piece.load("log", log_ratio, beside)
         ratio = log.clamp(-log_ratio_clamp, log_ratio_clamp).exp()
         gain = -value
         if token_rewards is not None:
-            gain += torch.where(counted, piece.take(token_rewards).double(), 0.0)
-        ahead = _discounted_next(piece, counted, value, discount, final_rewards)
-        surprise = torch.where(counted, ratio.clamp_max(rho_clip) * (gain + ahead), 0.0)
+            gain += piece.load("reward", token_rewards, beside)
+        ahead = _discounted_next(piece, beside, value, discount, final_rewards)
+        surprise = (ratio.clamp_max(rho_clip) * (gain + ahead)).masked_fill_(beside, 0.0)
         trace = discount * trace_decay * ratio.clamp_max(trace_clip)
-        target = value + piece.scan(surprise, decays(counted, trace), None)
-        target.masked_fill_(~counted, 0.0)
+        target = (value + piece.scan_(surprise, trace, beside, None)).masked_fill_(beside, 0.0)
         piece.put(returns, target)
-        ahead = _discounted_next(piece, counted, target, discount, final_rewards)
+        ahead = _discounted_next(piece, beside, target, discount, final_rewards)
         gain.add_(ahead).mul_(ratio.clamp_max(policy_rho_clip))
-        piece.put(advantages, gain.masked_fill_(~counted, 0.0))
+        piece.put(advantages, gain.masked_fill_(beside, 0.0))
     return Credit(advantages, returns)
 
 
 def _discounted_next(
-    piece: Piece, counted: Tensor, state: Tensor, discount: float, final: Tensor | None
+    piece: Piece, beside: Tensor, state: Tensor, discount: float, final: Tensor | None
 ) -> Tensor:
     # A scan with decay 0 carries γ·state back to the action before it, over any observations between;
     # behind the last action stands the final reward, which takes the place of γ·V there.
-    carried = piece.scan(discount * state, decays(counted, 0.0), final)
-    return piece.following(carried, final)
+    carried = piece.scan_(discount * state, 0.0, beside, final)
+    return piece.following("ahead", carried, final)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlobjectives.checks import check_integral, check_shape
 from rlobjectives.errors import ShapeError
 from rlobjectives.layouts.base import TokenLayout
-from rlobjectives.layouts.scan import Piece, piece_limit
+from rlobjectives.layouts.scan import Buffers, Piece, piece_limit
 
 __all__ = ["PackedLayout"]
 
@@ -105,13 +105,13 @@ class PackedLayout(TokenLayout):
         """Runs of sequences; each is found by bisection, not by walking over them."""
         bounds, limit = self._bounds, limit or piece_limit(self.device)
         lengths = self.cu_seqlens.diff().to(self.device)
-        first = 0
+        buffers, first = Buffers(self.device), 0
         while bounds[first] < bounds[-1]:
             start = bounds[first]
             stop = max(first + 1, bisect_right(bounds, start + limit, first) - 1)
             end = bounds[stop]
             if end > start:
-                yield Piece(slice(start, end), slice(first, stop), lengths[first:stop], end - start)
+                yield Piece(slice(start, end), slice(first, stop), lengths[first:stop], end - start, buffers)
             first = stop
 
     def rows(self, index: Tensor | slice) -> PackedLayout:

@@ -9,7 +9,7 @@ from torch import Tensor
 from rlobjectives.checks import check_shape
 from rlobjectives.errors import ShapeError
 from rlobjectives.layouts.base import TokenLayout
-from rlobjectives.layouts.scan import Piece, piece_limit
+from rlobjectives.layouts.scan import Buffers, Piece, piece_limit
 
 __all__ = ["PaddedLayout"]
 
@@ -80,10 +80,11 @@ class PaddedLayout(TokenLayout):
         """Runs of rows."""
         count, width = self.mask.shape
         step = max(1, (limit or piece_limit(self.device)) // max(1, width))
+        buffers = Buffers(self.device)
         for start in range(0, count if width else 0, step):
             rows = slice(start, min(start + step, count))
             lengths = torch.full((rows.stop - start,), width, dtype=torch.int64, device=self.device)
-            yield Piece(rows, rows, lengths, lengths.numel() * width)
+            yield Piece(rows, rows, lengths, lengths.numel() * width, buffers)
 
     def rows(self, index: Tensor | slice) -> PaddedLayout:
         """The chosen rows."""

@@ -1,0 +1,145 @@
+"""Metrics of groups, critic, advantages and lengths: true numbers, over any partition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlobjectives import (
+    CapabilityError,
+    PaddedLayout,
+    Rollouts,
+    ShapeError,
+    advantage_metrics,
+    group_metrics,
+    length_metrics,
+    value_metrics,
+)
+from rlobjectives.estimators.credit_metrics import CREDIT_METRICS, ExplainedVariance, Minimum
+from tests.estimators.helpers import close, layout_of, rollouts_of
+
+
+def report(stats):
+    return {
+        label: number.item()
+        for name, stat in stats.items()
+        if bool(stat.measured)
+        for label, number in stat.report(name).items()
+    }
+
+
+def test_group_metrics_from_raw_rewards():
+    mask = [[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0], [1, 1, 1]]
+    found = report(group_metrics(rollouts_of(mask, [1.0, 0.0, 0.5, 2.0, 2.0], groups=[4, 4, 4, 8, 8]), dropped_groups=3))
+    baselines = [0.25, 0.75, 0.5, 2.0, 2.0]
+    assert found == {
+        "group/baseline_mean": pytest.approx(sum(baselines) / 5),
+        "group/advantage_abs_mean": pytest.approx((0.75 + 0.75 + 0.0) / 5),
+        "group/no_signal_token_fraction": pytest.approx(5 / 9),
+        "group/empty_response_fraction": pytest.approx(1 / 5),
+        "group/zero_advantage_fraction": pytest.approx(1 / 2),
+        "group/dropped_fraction": pytest.approx(3 / 5),
+    }
+
+
+def test_sequences_without_a_scored_sibling_have_no_baseline():
+    scored = torch.tensor([True, True, False, True, False])
+    rollouts = rollouts_of([[1]] * 5, [1.0, 0.0, 9.0, 5.0, 9.0], groups=[4, 4, 4, 8, 8], scored=scored)
+    found = report(group_metrics(rollouts))
+    assert found["group/baseline_mean"] == 0.5
+    assert found["group/advantage_abs_mean"] == 1.0
+    assert found["group/zero_advantage_fraction"] == 0.5
+
+
+def test_nothing_is_reported_where_nothing_was_measured():
+    found = report(group_metrics(rollouts_of([[0]], [1.0], groups=[1])))
+    assert "group/baseline_mean" not in found
+    assert "group/no_signal_token_fraction" not in found
+    with pytest.raises(CapabilityError, match="dropped_groups"):
+        group_metrics(rollouts_of([[0]], [1.0]), dropped_groups=-1)
+
+
+def test_constant_rewards_have_no_residue():
+    assert report(group_metrics(rollouts_of([[1]] * 3, [0.7] * 3, groups=[0] * 3)))["group/advantage_abs_mean"] == 0.0
+
+
+def test_explained_variance():
+    target, mask = torch.tensor([[1.0, 2.0, 4.0, 9.0]]), torch.tensor([[True, True, True, False]])
+    layout = PaddedLayout(mask)
+    cases = {
+        "perfect": (target, 1.0),
+        "off by a constant": (target + 5.0, 1.0),
+        "a constant": (torch.zeros_like(target), 0.0),
+        "opposite": (-target, 1.0 - 4.0),
+    }
+    for prediction, expected in cases.values():
+        assert report(value_metrics(prediction, target, layout))["value/explained_variance"] == pytest.approx(expected)
+    garbage = torch.where(mask, target, torch.nan)
+    assert report(value_metrics(garbage, garbage, layout)) == report(value_metrics(target, target, layout))
+    assert "value/explained_variance" not in report(value_metrics(target, torch.ones_like(target), layout))
+
+
+def test_explained_variance_over_any_partition():
+    target, prediction = (torch.randn(97, dtype=torch.float64) + 1e4 for _ in range(2))
+    whole = ExplainedVariance.between(target, prediction)
+    parts = [ExplainedVariance.between(target[s], prediction[s]) for s in (slice(0, 1), slice(1, 40), slice(40, 97))]
+    merged = parts[2].merge(ExplainedVariance.identity()).merge(parts[0]).merge(parts[1])
+    assert merged.value.item() == pytest.approx(whole.value.item(), rel=1e-11)
+    with pytest.raises(ShapeError, match="prediction"):
+        ExplainedVariance.between(target, prediction[:5])
+
+
+def test_minimum_merges_and_reports_its_sign():
+    found = Minimum.of(torch.tensor([3.0, -2.0])).merge(Minimum.identity()).merge(Minimum.of(torch.tensor([5.0])))
+    assert report({"x": found}) == {"x": -2.0}
+    assert report({"x": Minimum.of(torch.tensor([3.0]))}) == {"x": 3.0}
+    assert report({"x": Minimum.identity()}) == {}
+
+
+def test_advantage_metrics():
+    layout = layout_of([[1, 1, 1], [1, 0, 0]])
+    found = report(advantage_metrics(torch.tensor([[2.0, -1.0, 0.0], [-3.0, float("nan"), 9.0]]), layout))
+    assert found == {
+        "advantage/highest": 2.0,
+        "advantage/lowest": -3.0,
+        "advantage/abs_mean": 1.5,
+        "advantage/positive_fraction": 0.25,
+        "advantage/negative_fraction": 0.5,
+        "advantage/zero_fraction": 0.25,
+    }
+
+
+def test_lengths_split_by_outcome():
+    scored = torch.tensor([True, True, True, False])
+    rollouts = rollouts_of([[1, 1, 1], [1, 1], [1], [1, 1, 1, 1]], [1.0, 0.0, 0.0, 1.0], scored=scored)
+    found = length_metrics(rollouts)
+    close(found["response/length_"].mean, 2.5)
+    close(found["response/length_max"].value, 4.0)
+    close(found["response/correct_length_"].mean, 3.0)
+    close(found["response/incorrect_length_"].mean, 1.5)
+    found = length_metrics(rollouts, correct=torch.tensor([False, True, False, True]), lengths=torch.tensor([9, 8, 7, 6]))
+    close(found["response/correct_length_"].mean, 8.0)
+    close(found["response/incorrect_length_"].mean, 8.0)
+    with pytest.raises(ShapeError, match="correct"):
+        length_metrics(rollouts, correct=torch.tensor([1, 0, 0, 1]))
+    with pytest.raises(ShapeError, match="lengths"):
+        length_metrics(rollouts, lengths=torch.tensor([1]))
+
+
+def test_dummy_rows_count_for_nothing():
+    layout = PaddedLayout(torch.tensor([[True], [False]]), sequence_mask=torch.tensor([True, False]))
+    rollouts = Rollouts(rewards=torch.tensor([1.0, 0.0]), group_ids=torch.tensor([0, 1]), layout=layout)
+    assert report(group_metrics(rollouts))["group/empty_response_fraction"] == 0.0
+    assert length_metrics(rollouts)["response/incorrect_length_"].count.item() == 0.0
+
+
+def test_every_metric_is_declared_with_its_kind():
+    rollouts = rollouts_of([[1, 1]], [1.0])
+    layout, ones = rollouts.layout, torch.ones(1, 2)
+    found = {
+        **group_metrics(rollouts), **length_metrics(rollouts),
+        **value_metrics(ones, ones, layout), **advantage_metrics(ones, layout),
+    }
+    assert {name: type(stat) for name, stat in found.items()} == {
+        name: metric.kind for name, metric in CREDIT_METRICS.items()
+    }
