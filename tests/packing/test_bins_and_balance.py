@@ -1,0 +1,139 @@
+"""Plans against the one-by-one algorithms, written out in plain Python."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlobjectives.errors import CapabilityError, NonFiniteError, ShapeError
+from rlobjectives.packing import balance, fill_bins, schedule
+
+
+def best_fit_decreasing(lengths, capacity):
+    free = []
+    for size in sorted(lengths, reverse=True):
+        fitting = [(room, place) for place, room in enumerate(free) if room >= size]
+        if fitting:
+            free[min(fitting)[1]] -= size
+        else:
+            free.append(capacity - size)
+    return sorted(free)
+
+
+def loads_of(bins, lengths):
+    loads = {}
+    for place, size in zip(bins, lengths, strict=True):
+        loads[place] = loads.get(place, 0) + size
+    return loads
+
+
+ITEMS = st.integers(1, 40).flatmap(
+    lambda capacity: st.tuples(st.lists(st.integers(0, capacity), max_size=60), st.just(capacity))
+)
+
+
+@given(ITEMS)
+def test_bins_are_those_of_the_one_by_one_algorithm(case):
+    lengths, capacity = case
+    bins = fill_bins(torch.tensor(lengths, dtype=torch.int64), capacity).tolist()
+    loads = loads_of(bins, lengths)
+    assert sorted(loads) == list(range(len(loads)))
+    assert sorted(capacity - load for load in loads.values()) == best_fit_decreasing(lengths, capacity)
+
+
+def test_a_sequence_longer_than_the_capacity_is_named():
+    with pytest.raises(CapabilityError, match="sequence 1 has 9 tokens and the capacity is 8"):
+        fill_bins(torch.tensor([3, 9]), 8)
+
+
+@pytest.mark.parametrize("bad", [torch.tensor([1.5]), torch.tensor([True])])
+def test_lengths_must_be_integers(bad):
+    with pytest.raises(ShapeError, match="expected integers"):
+        fill_bins(bad, 8)
+
+
+def longest_first(costs, parts):
+    loads, chosen = [0.0] * parts, [0] * len(costs)
+    for item in sorted(range(len(costs)), key=lambda item: -costs[item]):
+        chosen[item] = loads.index(min(loads))
+        loads[chosen[item]] += costs[item]
+    return chosen
+
+
+@given(st.lists(st.integers(0, 50), max_size=40), st.integers(1, 6))
+def test_balance_is_longest_first_to_the_least_loaded(costs, parts):
+    expected = longest_first([float(cost) for cost in costs], parts)
+    got = balance(torch.tensor(costs, dtype=torch.float64), parts).tolist()
+    assert sorted(loads_of(got, costs).values()) == sorted(loads_of(expected, costs).values())
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=10), st.integers(1, 5))
+def test_equal_counts_are_equal(costs, parts):
+    costs = costs * parts
+    got = balance(torch.tensor(costs, dtype=torch.float64), parts, equal_counts=True)
+    assert torch.bincount(got, minlength=parts).tolist() == [len(costs) // parts] * parts
+
+
+def test_balance_refuses_what_cannot_be():
+    with pytest.raises(CapabilityError, match="5 items cannot be split into 2 parts of equal count"):
+        balance(torch.ones(5), 2, equal_counts=True)
+    with pytest.raises(CapabilityError, match="2 parts of 3 cannot hold"):
+        balance(torch.full((3,), 2.0), 2, capacity=3.0)
+    with pytest.raises(NonFiniteError):
+        balance(torch.tensor([float("nan")]), 2)
+    with pytest.raises(CapabilityError, match="negative"):
+        balance(torch.tensor([-1.0]), 2)
+
+
+PLANS = st.tuples(
+    st.lists(st.integers(0, 12), max_size=40),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.none() | st.integers(0, 9),
+)
+
+
+@given(PLANS, st.booleans())
+def test_a_schedule_holds_every_sequence_once_within_the_capacity(case, equal):
+    lengths, ranks, steps, seed = case
+    if equal:
+        lengths = lengths[: len(lengths) // (ranks * steps) * ranks * steps]
+    tensor = torch.tensor(lengths, dtype=torch.int64)
+    plan = schedule(tensor, capacity=12, ranks=ranks, steps=steps, seed=seed, equal_counts=equal)
+    assert len(plan.packs) == steps
+    assert {len(step) for step in plan.packs} == {ranks}
+    assert len({len(packs) for step in plan.packs for packs in step}) == 1, (
+        "ranks must run equally many packs"
+    )
+    packs = [pack for step in plan.packs for packs in step for pack in packs]
+    assert sorted(item for pack in packs for item in pack) == list(range(len(lengths)))
+    assert all(sum(lengths[item] for item in pack) <= 12 for pack in packs)
+    if equal:
+        counts = {sum(map(len, packs)) for step in plan.packs for packs in step}
+        assert len(counts) == 1
+
+
+def test_the_number_of_packs_grows_where_spreading_evenly_does_not_fit():
+    # Best fit needs two bins of 10 (6 + 4, 3 + 3 + 2 + 2); spread over two, the last 2 meets loads of 9 and 9.
+    lengths = torch.tensor([6, 4, 3, 3, 2, 2])
+    assert int(fill_bins(lengths, 10).max()) + 1 == 2
+    packs = schedule(lengths, capacity=10).packs[0][0]
+    assert len(packs) == 3
+    assert all(int(lengths[list(pack)].sum()) <= 10 for pack in packs)
+
+
+def test_a_seed_changes_places_and_nothing_else():
+    lengths = torch.tensor([3] * 12)
+    plans = {schedule(lengths, capacity=6, ranks=2, seed=seed).packs for seed in range(5)}
+    assert len(plans) > 1
+    assert schedule(lengths, capacity=6, ranks=2, seed=1) == schedule(lengths, capacity=6, ranks=2, seed=1)
+    for packs in plans:
+        assert {len(pack) for step in packs for rank in step for pack in rank} == {2}
+
+
+def test_ranks_are_balanced():
+    torch.manual_seed(0)
+    lengths = torch.randint(1, 400, (512,))
+    loads = schedule(lengths, capacity=2048, ranks=4, steps=2).loads(lengths).double()
+    assert loads.shape == (2, 4)
+    assert loads.max() / loads.mean() < 1.02
