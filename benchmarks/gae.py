@@ -35,9 +35,7 @@ def batch(rows: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def ours(layout: TokenLayout, values: Tensor, reward: Tensor) -> object:
-    return lambda_returns(
-        layout, values=values, final_rewards=reward, discount=DISCOUNT, trace_decay=TRACE
-    )
+    return lambda_returns(layout, values=values, final_rewards=reward, discount=DISCOUNT, trace_decay=TRACE)
 
 
 def packed(values: Tensor, mask: Tensor) -> tuple[PackedLayout, Tensor]:
@@ -81,11 +79,16 @@ def against_verl(sizes: tuple[tuple[int, int], ...], rounds: int) -> list[Row]:
 
         for kind, own_layout, own_values in (("padded", layout, values), ("packed", flat_layout, flat)):
             row = compare(
-                f"{count} × {width:,} {kind}", lambda: ours(own_layout, own_values, reward), verl,
-                rounds=rounds, repeat=3,
+                f"{count} × {width:,} {kind}",
+                lambda: ours(own_layout, own_values, reward),
+                verl,
+                rounds=rounds,
+                repeat=3,
             )
             less = (row.theirs - whitening) / row.ours
-            extra = (peak_bytes(lambda: ours(own_layout, own_values, reward)) - 2 * own_values.numel() * 4) / 2**20
+            extra = (
+                peak_bytes(lambda: ours(own_layout, own_values, reward)) - 2 * own_values.numel() * 4
+            ) / 2**20
             note = f"{less:.0f}× without verl's whitening; {extra:.1f} MiB beyond the two results"
             rows.append(Row(row.label, row.ours, row.theirs, row.ratio, note))
     return rows
@@ -110,7 +113,12 @@ def against_torchrl(sizes: tuple[tuple[int, int], ...], rounds: int) -> list[Row
 
             kind = "vectorised" if name.startswith("vec") else "loop"
             rows.append(
-                compare(f"{count} × {width:,} {kind}", lambda: ours(layout, values, reward), torchrl, rounds=rounds)
+                compare(
+                    f"{count} × {width:,} {kind}",
+                    lambda: ours(layout, values, reward),
+                    torchrl,
+                    rounds=rounds,
+                )
             )
     return rows
 
@@ -125,7 +133,9 @@ def main() -> None:
         print(missing)
     try:
         small = tuple(size for size in sizes if size[0] * size[1] <= 1 << 20)
-        table(f"torchrl {version('torchrl')} generalized_advantage_estimate", against_torchrl(small[:2], rounds))
+        table(
+            f"torchrl {version('torchrl')} generalized_advantage_estimate", against_torchrl(small[:2], rounds)
+        )
     except PeerMissing as missing:
         print(missing)
     worst = {decay: error(decay=decay) for decay in (0.0, 0.01, 0.5, 0.95, 1.0)}

@@ -69,9 +69,7 @@ def make_mediocre_model(folder: Path, *, seed: int, steps: int, batch_size: int 
         batch = tokenizer(texts, padding=True, return_tensors="pt")
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
         labels[:, :prompt_tokens] = -100
-        loss = model(
-            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels
-        ).loss
+        loss = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels).loss
         loss.backward()
         optimizer.step()
         schedule.step()

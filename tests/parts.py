@@ -104,7 +104,9 @@ def suited(objective: Objective, case: Case) -> Case:
 
 
 def _named(name: str) -> Objective:
-    options = {role: given_options(getattr(rlobjectives, kind)) for role, kind in ALGORITHMS[name].parts.items()}
+    options = {
+        role: given_options(getattr(rlobjectives, kind)) for role, kind in ALGORITHMS[name].parts.items()
+    }
     return Objective.named(name, **{role: option for role, option in options.items() if option})
 
 

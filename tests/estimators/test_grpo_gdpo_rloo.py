@@ -192,7 +192,12 @@ class TestOracles:
         names = {"unit": "whiten_unit", "mode": "whiten_mode"}
         part = GDPO(weights=weights, **{names.get(name, name): value for name, value in options.items()})
         expected = oracle.gdpo(
-            case.rewards.tolist(), case.scored.tolist(), case.group_ids.tolist(), weights, lengths=lengths, **options
+            case.rewards.tolist(),
+            case.scored.tolist(),
+            case.group_ids.tolist(),
+            weights,
+            lengths=lengths,
+            **options,
         )
         found = advantages(part, case.rollouts(), lengths)
         assert close(found, expected, 1e-10 * max(1.0, *map(abs, expected)))
@@ -248,7 +253,9 @@ class TestDegenerateGroups:
         wide = rollouts([float(k % 2) for k in range(4)])
         damped = advantages(GRPO(epsilon=1e-4), tiny)[1] / advantages(GRPO(epsilon=1e-4), wide)[1]
         assert damped == pytest.approx(0.8525, abs=2e-3)
-        assert advantages(GRPO(epsilon=0.0), tiny) == pytest.approx(advantages(GRPO(epsilon=0.0), wide), abs=1e-13)
+        assert advantages(GRPO(epsilon=0.0), tiny) == pytest.approx(
+            advantages(GRPO(epsilon=0.0), wide), abs=1e-13
+        )
 
     @pytest.mark.parametrize("part", [GRPO(), RLOO(), GDPO()], ids=lambda part: type(part).__name__)
     def test_a_singleton_is_refused_with_its_id(self, part: Any) -> None:
@@ -312,7 +319,8 @@ class TestRefusals:
             GDPO(**options)
 
     @pytest.mark.parametrize(
-        "options", [{"scale": "std"}, {"baseline": 1}, {"ddof": 2}, {"epsilon_mode": "max"}, {"weights": ("x",)}]
+        "options",
+        [{"scale": "std"}, {"baseline": 1}, {"ddof": 2}, {"epsilon_mode": "max"}, {"weights": ("x",)}],
     )
     def test_grpo_options(self, options: dict[str, Any]) -> None:
         with pytest.raises(CapabilityError, match=next(iter(options))):

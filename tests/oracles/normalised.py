@@ -50,7 +50,9 @@ def combine(rewards, scored, weights):
     return sums, [any(flags) for flags in scored]
 
 
-def grpo(rewards, scored, ids, weights, *, scale="group", baseline="inclusive", epsilon=1e-6, mode="add", ddof=1):
+def grpo(
+    rewards, scored, ids, weights, *, scale="group", baseline="inclusive", epsilon=1e-6, mode="add", ddof=1
+):
     sums, known = combine(rewards, scored, weights)
     within = "group" if scale == "group" else "none"
     out = standardise(
@@ -108,4 +110,6 @@ def gdpo(
         "floor": math.sqrt(max(spread**2, whiten_epsilon)),
     }[mode]
     alive = {i for members in groups(ids) if any(abs(sums[j]) > 1e-13 for j in members) for i in members}
-    return [(s - centre) / divisor if flag and i in alive else 0.0 for i, (s, flag) in enumerate(zip(sums, known))]
+    return [
+        (s - centre) / divisor if flag and i in alive else 0.0 for i, (s, flag) in enumerate(zip(sums, known))
+    ]

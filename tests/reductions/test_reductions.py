@@ -56,9 +56,7 @@ def test_published_numbers(reduction: LossReduction, expected: float) -> None:
 
 def test_published_prompt_mean() -> None:
     layout = PaddedLayout(~PUBLISHED.isnan())
-    apart, together = (
-        layout.with_prompts(torch.tensor(ids)) for ids in ([3, -1], [5, 5])
-    )
+    apart, together = (layout.with_prompts(torch.tensor(ids)) for ids in ([3, -1], [5, 5]))
     assert total(PromptMean(), apart, PUBLISHED) == pytest.approx(3.25, rel=1e-15)
     assert total(PromptMean(), together, PUBLISHED) == pytest.approx(3.0, rel=1e-15)
 
@@ -70,7 +68,10 @@ REDUCTIONS: list[tuple[LossReduction, Any]] = [
     (SequenceSum(), lambda losses, ids: oracle.sequence_sum(losses)),
     (SequenceSum(count="nonempty"), lambda losses, ids: oracle.sequence_sum(losses, "nonempty")),
     (FixedBudget(max_tokens=7), lambda losses, ids: oracle.fixed_budget(losses, 7)),
-    (FixedBudget(max_tokens=7, count="nonempty"), lambda losses, ids: oracle.fixed_budget(losses, 7, "nonempty")),
+    (
+        FixedBudget(max_tokens=7, count="nonempty"),
+        lambda losses, ids: oracle.fixed_budget(losses, 7, "nonempty"),
+    ),
     (PromptMean(), oracle.prompt_mean),
 ]
 

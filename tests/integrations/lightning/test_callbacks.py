@@ -46,7 +46,13 @@ def transcript():
 
 def test_the_progress_bar_shows_reward_accuracy_kl_and_speed():
     shown = PolicyProgressBar().numbers({**METRICS, "val/accuracy": 0.5})
-    assert shown == {"correct": "0.250", "accuracy": "0.250", "kl": "0.0123", "tok/s": "1,234", "val": "0.500"}
+    assert shown == {
+        "correct": "0.250",
+        "accuracy": "0.250",
+        "kl": "0.0123",
+        "tok/s": "1,234",
+        "val": "0.500",
+    }
 
 
 def test_completions_are_saved_for_programs_and_for_people(tmp_path):
