@@ -80,7 +80,7 @@ def extract(
 
 
 def verl_functions() -> dict[str, Callable[..., Any]]:
-    """verl's advantage estimators by their own names."""
+    """Verl's advantage estimators by their own names."""
     numeric = {"torch": torch, "np": numpy, "Optional": Optional, "Union": Union, "Any": Any, "math": math}
     helpers = extract(
         "verl",
@@ -126,7 +126,7 @@ def verl_functions() -> dict[str, Callable[..., Any]]:
 
 
 def torchrl_functions() -> dict[str, Callable[..., Any]]:
-    """torchrl's value functions by their own names."""
+    """Torchrl's value functions by their own names."""
     shared = extract(
         "torchrl",
         "objectives/value/utils.py",

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.ranks import run_ranks
 
 from rlobjectives import M2PO, P3O, NonFiniteError, Objective, RankError
 from rlobjectives.distributed import PipelineCommunicator
 from tests.losses.offpolicy import Data, Given, run
+from tests.ranks import run_ranks
 
 STAGES = 2
 OBJECTIVES = {"p3o": P3O(), "m2po": M2PO(budget=0.3, mode="clip_waterfill", floor_low=0.0, floor_high=0.0)}

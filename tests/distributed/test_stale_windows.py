@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.ranks import run_ranks
 from torch import Tensor
 
 from rlobjectives import (
@@ -26,6 +25,7 @@ from rlobjectives import (
     SequenceMean,
 )
 from tests.losses.offpolicy import Data, Given, Result, run
+from tests.ranks import run_ranks
 
 BARE = {"floor_low": 0.0, "floor_high": 0.0}
 PARTS: dict[str, dict[str, Any]] = {

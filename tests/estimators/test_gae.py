@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rlobjectives import (
     GAE,
-    CapabilityError,
     GRPO,
+    CapabilityError,
     MissingColumnError,
     NonFiniteError,
     Objective,

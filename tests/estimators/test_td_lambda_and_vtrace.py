@@ -104,7 +104,7 @@ def test_vtrace_equals_the_plain_recursion(seed, lengths, discount, decay, clips
         rows_of(estimator.estimate(rollouts), mask, kind),
     )
     for row, counted in enumerate(mask):
-        pick = lambda column: oracle.actions(column[row], counted)  # noqa: B023
+        pick = lambda column: oracle.actions(column[row], counted)
         gains = pick(extra)
         if gains:
             gains[-1] += rewards[row]
