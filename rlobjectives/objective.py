@@ -19,6 +19,7 @@ from rlobjectives.losses import (
     OPSM,
     AdvantageShaping,
     ClippedSurrogate,
+    ClippedValueLoss,
     Distillation,
     EntropyMask,
     ImportanceCorrection,
@@ -58,6 +59,7 @@ class Objective:
         off_policy_mask: Leaves whole sequences that the policy has drifted from out of the policy loss.
         entropy_mask: Leaves the tokens of low entropy out of the policy loss.
         distillation: What a teacher adds, to the advantages or to the loss.
+        value_loss: Trains a critic in the same window.
         entropy_coef: Weight c_H ≥ 0 of the entropy bonus.
         name: What messages call this objective; the algorithm's name, or the estimator's.
 
@@ -79,6 +81,7 @@ class Objective:
     off_policy_mask: OPSM | None = None
     entropy_mask: EntropyMask | None = None
     distillation: Distillation | None = None
+    value_loss: ClippedValueLoss | None = None
     entropy_coef: float = 0.0
     name: str = ""
 
@@ -102,6 +105,7 @@ class Objective:
             ("off_policy_mask", OPSM),
             ("entropy_mask", EntropyMask),
             ("distillation", Distillation),
+            ("value_loss", ClippedValueLoss),
         )
         for role, expected in optional:
             part = getattr(self, role)
@@ -172,13 +176,14 @@ class Objective:
         return merged
 
     def columns(self) -> tuple[str, ...]:
-        """The log-probability columns that the losses read."""
+        """The columns that the losses read, besides advantages."""
         needs = self.capabilities
         names = ["logprobs", "old_logprobs"]
         names += ["behavior_logprobs"] if needs.needs_behavior_logprobs else []
         names += ["ref_logprobs"] if needs.needs_ref_logprobs else []
         names += ["teacher_logprobs"] if needs.needs_teacher else []
         names += ["behavior_kl", "ref_kl", "teacher_divergence"]
+        names += ["values", "old_values", "returns"] if self.value_loss is not None else []
         return (*names, "entropy") if self.entropy_coef or self.entropy_mask is not None else tuple(names)
 
     def declared_metrics(self) -> dict[str, Metric]:

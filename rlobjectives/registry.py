@@ -165,7 +165,12 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
     ),
     "ppo": AlgorithmSpec(
         summary="generalised advantages of a critic over action tokens, whitened over the step",
-        parts={"estimator": "GAE", "policy_loss": "ClippedSurrogate", "reduction": "TokenMean"},
+        parts={
+            "estimator": "GAE",
+            "policy_loss": "ClippedSurrogate",
+            "reduction": "TokenMean",
+            "value_loss": "ClippedValueLoss",
+        },
         options={"estimator": {"normalize": "window"}},
         source="arXiv:1707.06347, arXiv:1506.02438",
     ),
@@ -214,7 +219,12 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
     ),
     "vapo": AlgorithmSpec(
         summary="length-adaptive trace decay for the policy, 1 for the critic, higher upper clip",
-        parts={"estimator": "GAE", "policy_loss": "ClippedSurrogate", "reduction": "TokenMean"},
+        parts={
+            "estimator": "GAE",
+            "policy_loss": "ClippedSurrogate",
+            "reduction": "TokenMean",
+            "value_loss": "ClippedValueLoss",
+        },
         options={
             "estimator": {"adaptive_alpha": 0.05, "value_trace_decay": 1.0, "normalize": "window"},
             "policy_loss": {"clip_low": 0.2, "clip_high": 0.28},

@@ -25,8 +25,11 @@ _COLUMNS = (
     "behavior_kl",
     "ref_kl",
     "teacher_divergence",
+    "values",
+    "old_values",
+    "returns",
 )
-_WITH_GRADIENT = ("logprobs", "entropy", "behavior_kl", "ref_kl", "teacher_divergence")
+_WITH_GRADIENT = ("logprobs", "entropy", "behavior_kl", "ref_kl", "teacher_divergence", "values")
 _KNOWN = {
     "behavior_logprobs": "behavior_known",
     "teacher_logprobs": "teacher_known",
@@ -38,8 +41,8 @@ _KNOWN = {
 class TokenBatch:
     """Token columns of one micro-batch, all shaped like ``layout.mask``.
 
-    Only `logprobs`, `entropy` and the three divergences carry gradient; every other column is detached
-    here. What a masked token holds never matters.
+    Only `logprobs`, `entropy`, the three divergences and `values` carry gradient; every other column is
+    detached here. What a masked token holds never matters.
 
     A column that is missing at some counted tokens is never guessed: say where it is known. At the
     other places it becomes NaN, which is an error unless a part says what happens there.
@@ -61,6 +64,9 @@ class TokenBatch:
             (`vocabulary_divergence` with β = 1). With gradient.
         teacher_divergence: Divergence of the policy from a teacher (`vocabulary_divergence`,
             `topk_divergence`), in nats. With gradient.
+        values: Value of the state before each token, from the critic being trained, in reward units. With gradient.
+        old_values: The same from the critic that the rollout was judged with.
+        returns: Targets of the values, from ``estimator.value_targets``, in reward units.
         behavior_known: Bool; where the sampler's log-probabilities are known. None: everywhere.
         teacher_known: Bool; where the teacher's columns are known. None: everywhere.
 
@@ -86,6 +92,9 @@ class TokenBatch:
     behavior_kl: Tensor | None = None
     ref_kl: Tensor | None = None
     teacher_divergence: Tensor | None = None
+    values: Tensor | None = None
+    old_values: Tensor | None = None
+    returns: Tensor | None = None
     behavior_known: Tensor | None = None
     teacher_known: Tensor | None = None
 

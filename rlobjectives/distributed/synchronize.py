@@ -29,6 +29,8 @@ FIELDS = (
     "loss",
     "slope",
     "values",
+    "old_values",
+    "returns",
     "statistics",
     "behavior_kl",
     "teacher_divergence",

@@ -27,6 +27,7 @@ from rlobjectives.losses.quantile import window_quantile
 from rlobjectives.losses.ratios import importance_ratio, sequence_ratio, sequence_sums, token_ratio
 from rlobjectives.losses.reinforce import Reinforce
 from rlobjectives.losses.sapo import SAPO, soft_gate
+from rlobjectives.losses.value import ClippedValueLoss, clipped_value_loss
 from rlobjectives.losses.vespo import VESPO, gamma_weight
 from rlobjectives.losses.weighted_sum import weighted_sum
 
@@ -44,6 +45,7 @@ __all__ = [
     "AdaptiveCoefficient",
     "AdvantageShaping",
     "ClippedSurrogate",
+    "ClippedValueLoss",
     "DecoupledClip",
     "Distillation",
     "DivergenceDistillation",
@@ -67,6 +69,7 @@ __all__ = [
     "bounded_weight",
     "capped_score",
     "clipped_surrogate",
+    "clipped_value_loss",
     "gamma_weight",
     "importance_ratio",
     "kl_estimate",

@@ -18,7 +18,7 @@ from rlobjectives.statistics import Stat, Sum
 __all__ = ["LengthPower"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LengthPower(LossReduction):
     """Mean over sequences of their summed token losses, weighted by a negative power of their length.
 
