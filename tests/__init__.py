@@ -1,0 +1,1 @@
+"""Tests. A package by name, since other distributions leave a package called tests behind."""
