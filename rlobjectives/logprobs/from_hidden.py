@@ -70,10 +70,11 @@ def hidden_logprobs(
     check_positive_int("scratch_bytes", scratch_bytes)
     if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1] or weight.dtype != hidden.dtype:
         raise ShapeError(
-            f"weight is {weight.dtype} {list(weight.shape)}; expected {hidden.dtype} [v, {hidden.shape[-1]}], "
-            "the head's weight in the dtype of hidden. Under a sharding strategy gather it first."
+            f"weight is {weight.dtype} {list(weight.shape)}; expected {hidden.dtype} [v, "
+            f"{hidden.shape[-1]}], the head's weight in the dtype of hidden. Under a sharding strategy "
+            "gather it first."
         )
-    logprobs, entropies = _FromHidden.apply(
+    logprobs, entropies = _FromHidden.apply(  # type: ignore[no-untyped-call]
         hidden, weight, ids, mask, float(temperature), entropy, scratch_bytes
     )
     return logprobs, entropies if entropy else None
@@ -154,7 +155,7 @@ class _FromHidden(torch.autograd.Function):
         return logprobs.view(ids.shape), entropies.view(ids.shape) if entropy else entropies
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(
         ctx: Any, d_logprobs: Tensor | None, d_entropy: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
@@ -261,7 +262,8 @@ def _slope(
     d_entropy: Tensor | None,
 ) -> Tensor:
     """Slope of the loss in a tile's logits, in place of the tile: d(1[id] − p) − dᴴ p (log p + H)."""
-    assert ids is not None and lse is not None
+    assert ids is not None
+    assert lse is not None
     z -= lse.unsqueeze(1)
     if d_entropy is None:
         assert d_logprobs is not None

@@ -60,4 +60,4 @@ def measure(route: str) -> float:
 
 if __name__ == "__main__":
     give_memory_back()
-    print(json.dumps({"peak_mib": measure(sys.argv[1])}))
+    sys.stdout.write(json.dumps({"peak_mib": measure(sys.argv[1])}))
