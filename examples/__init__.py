@@ -1,0 +1,1 @@
+"""Runnable examples, and the small modules that their YAML files name."""

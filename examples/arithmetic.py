@@ -1,0 +1,89 @@
+"""Sums of single digits from reasoning-gym: prompts, rewards and a character tokenizer.
+
+`demo_gdpo.yaml` names `prompts`, `correct` and `bracketed` by dotted path.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+CHARACTERS = "0123456789+-=[]"
+TERMS = 3
+_HELD_OUT_SHARE = 5  # one sum in five is held out
+
+
+@functools.cache
+def task() -> Any:
+    """The ``chain_sum`` task: sums and differences of three digits, such as ``4 - 9 + 1``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # of packages that reasoning-gym imports
+        import reasoning_gym
+
+    return reasoning_gym.create_dataset(
+        "chain_sum", size=20_000, seed=0, min_terms=TERMS, max_terms=TERMS, min_digits=1, max_digits=1
+    )
+
+
+def prompts(part: str, limit: int | None = None) -> list[dict[str, str]]:
+    """Different sums of one part, as rows for `PromptDataModule`.
+
+    Training and held-out sums are disjoint, and more than that: a sum and its reorderings (3-1+2, 2+3-1) are all
+    in the same part, so that no held-out sum was seen in another order either.
+
+    Args:
+        part: ``"train"`` or ``"held_out"``.
+        limit: Most rows; None takes all that the task generates.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for entry in task():
+        expression = entry["metadata"]["expression"].replace(" ", "")
+        terms = sorted(re.findall(r"[+-]\d", f"+{expression}"))
+        held_out = zlib.crc32("".join(terms).encode()) % _HELD_OUT_SHARE == 0
+        if held_out == (part == "held_out"):
+            found.setdefault(expression, {"prompt": f"{expression}=", "answer": entry["answer"]})
+        if limit is not None and len(found) >= limit:
+            break
+    return list(found.values())
+
+
+def correct(
+    prompts: Sequence[str], completions: Sequence[str], *, answer: Sequence[str], **columns: Any
+) -> list[float]:
+    """1 if reasoning-gym's own verifier accepts the first integer in the completion, else 0."""
+    del prompts, columns
+    scores = []
+    for completion, expected in zip(completions, answer, strict=True):
+        number = re.search(r"-?\d+", completion)
+        found = task().score_answer(number.group() if number else None, {"answer": expected})
+        scores.append(1.0 if found == 1.0 else 0.0)
+    return scores
+
+
+def bracketed(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float]:
+    """1 if the completion is one integer in square brackets and nothing else, else 0."""
+    del prompts, columns
+    return [1.0 if re.fullmatch(r"\[-?\d+\]", completion) else 0.0 for completion in completions]
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Write a tokenizer with one token a character, 18 in all, where `AutoTokenizer` finds it."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<pad>", "<bos>", "<eos>"]
+    vocabulary = {text: number for number, text in enumerate([*CHARACTERS, *special])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", vocabulary["<bos>"])]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    ).save_pretrained(folder)

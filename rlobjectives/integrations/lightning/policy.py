@@ -1,0 +1,364 @@
+"""CausalLMPolicy: a Hugging Face causal language model that samples, is scored, and learns."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
+from torch import Tensor, nn
+
+from rlobjectives.capabilities import TrainerFacts
+from rlobjectives.checks import check_number, check_positive_int
+from rlobjectives.distributed import LOCAL, Communicator, synchronize
+from rlobjectives.errors import CapabilityError
+from rlobjectives.integrations.lightning import language_models
+from rlobjectives.integrations.lightning.experience import Experience
+from rlobjectives.integrations.lightning.mixin import ObjectiveMixin
+from rlobjectives.integrations.lightning.optimizer import make_optimizer
+from rlobjectives.integrations.lightning.prompts import PromptBatch
+from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed, seeded
+from rlobjectives.integrations.lightning.rewards import RewardFunction, RewardFunctions
+from rlobjectives.integrations.lightning.sampling import (
+    Completions,
+    SamplingOptions,
+    sample_completions,
+)
+from rlobjectives.integrations.lightning.scoring import score_sequences
+from rlobjectives.integrations.lightning.transcript import Transcript
+from rlobjectives.integrations.lightning.validation import ValidationScores, measured_values
+from rlobjectives.layouts import PaddedLayout
+from rlobjectives.objective import Objective
+from rlobjectives.rollouts import Rollouts
+from rlobjectives.statistics import Mean, Stat, Sum
+
+__all__ = ["CausalLMPolicy"]
+
+
+class CausalLMPolicy(ObjectiveMixin, LightningModule):
+    """Any causal language model of ``transformers``, trained with an objective on sampled completions.
+
+    One step: take the batch's prompts, sample ``num_generations`` completions of each, score them with the
+    reward functions, train. The end-of-sequence token is an action like any other; a completion cut at
+    ``max_new_tokens`` has none.
+
+    Log-probabilities are taken at the sampling temperature everywhere: policy, old, reference and behaviour
+    alike. ``behavior_logprobs`` are those of the distribution that was sampled, `top_p` and `top_k` included;
+    the trained policy's are not truncated, so with truncation an objective whose loss has an importance ratio
+    is refused at set-up (one without, such as `Reinforce`, is not).
+
+    Validation completes every prompt greedily. It logs ``val/<reward>``, the mean of each reward over the
+    prompts it could score, and ``val/accuracy``, the share of prompts whose first reward reaches
+    `accuracy_threshold`; both over all ranks and equal on each. With `val_samples` it also draws that many
+    completions per prompt, as in training, and logs the same under ``val/sampled/``.
+
+    Args:
+        objective: What to train for.
+        rewards: Reward functions or dotted paths to them, in the order of the estimator's weights:
+            ``reward(prompts, completions, **columns)`` returns one number, or None, a completion.
+        model_name_or_path: Name or folder of a pretrained model.
+        model_config: ``model_type`` and configuration fields of a fresh model, instead.
+        tokenizer_name_or_path: Tokenizer; by default that of `model_name_or_path`.
+        gguf_file: Quantised weights inside `model_name_or_path`, expanded for training.
+        dtype: Torch dtype of the weights.
+        model_options: Further arguments of ``from_pretrained``.
+        max_new_tokens: Longest completion in tokens.
+        max_prompt_tokens: Longest prompt allowed, in tokens; None allows any.
+        temperature: Sampling temperature.
+        top_p: Nucleus mass kept when sampling; 1 keeps all.
+        top_k: Tokens kept when sampling; 0 keeps all.
+        reference: Keep a frozen copy of the starting policy. None: if the objective needs one. Every rank holds
+            it whole; it is no part of the module, so neither sharded, saved nor trained.
+        gradient_checkpointing: Recompute activations in the backward to save memory.
+        learning_rate: Of AdamW, after the warm-up.
+        weight_decay: Of AdamW, on matrices only.
+        betas: Of AdamW.
+        warmup_steps: Optimizer steps of linear warm-up.
+        accuracy_threshold: First reward at which a completion counts as right.
+        val_samples: Completions to draw per validation prompt, besides the greedy one.
+        micro_batch_size: Most sequences in one forward and backward on one rank.
+        **kwargs: The remaining arguments of `ObjectiveMixin`.
+
+    Raises:
+        CapabilityError: If an option is out of range, or the model is given twice or not at all.
+        MissingColumnError: If a reward or a model cannot be found.
+
+    Example:
+        >>> from rlobjectives import GDPO, Objective
+        >>> policy = CausalLMPolicy(                                            # doctest: +SKIP
+        ...     objective=Objective(estimator=GDPO(weights=(1.0, 0.5))),
+        ...     rewards=["my_project.rewards.correct", "my_project.rewards.format"],
+        ...     model_name_or_path="my-org/my-model", max_new_tokens=256)
+    """
+
+    def __init__(
+        self,
+        *,
+        objective: Objective,
+        rewards: list[str] | list[RewardFunction],
+        max_new_tokens: int,
+        model_name_or_path: str | None = None,
+        model_config: dict[str, Any] | None = None,
+        tokenizer_name_or_path: str | None = None,
+        gguf_file: str | None = None,
+        dtype: str = "float32",
+        model_options: dict[str, Any] | None = None,
+        max_prompt_tokens: int | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        reference: bool | None = None,
+        gradient_checkpointing: bool = False,
+        learning_rate: float = 1e-6,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        warmup_steps: int = 0,
+        accuracy_threshold: float = 1.0,
+        val_samples: int = 0,
+        micro_batch_size: int = 8,
+        windows_per_rollout: int = 1,
+        epochs_per_rollout: int = 1,
+        gradient_clip_val: float | None = None,
+        normalize_advantages: bool = False,
+        seed: int | None = None,
+        disable_dropout: bool = True,
+    ) -> None:
+        super().__init__(
+            objective=objective,
+            micro_batch_size=micro_batch_size,
+            windows_per_rollout=windows_per_rollout,
+            epochs_per_rollout=epochs_per_rollout,
+            gradient_clip_val=gradient_clip_val,
+            normalize_advantages=normalize_advantages,
+            seed=seed,
+            disable_dropout=disable_dropout,
+        )
+        check_number("learning_rate", learning_rate, low=0.0)
+        check_number("weight_decay", weight_decay, low=0.0)
+        self.sampling = SamplingOptions(
+            max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k
+        )
+        self.reward_functions = RewardFunctions(rewards)
+        self.max_prompt_tokens = max_prompt_tokens
+        self.accuracy_threshold = accuracy_threshold
+        if val_samples != 0:
+            check_positive_int("val_samples (0 draws none)", val_samples)
+        self.val_samples = val_samples
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.betas = betas
+        self.warmup_steps = warmup_steps
+        tokenizer_source = tokenizer_name_or_path or model_name_or_path
+        if tokenizer_source is None:
+            raise CapabilityError(
+                "A model made from model_config has no tokenizer. Give tokenizer_name_or_path."
+            )
+        self.tokenizer = language_models.build_tokenizer(
+            tokenizer_source, gguf_file=None if tokenizer_name_or_path else gguf_file
+        )
+        self.model = language_models.build_model(
+            model_name_or_path=model_name_or_path,
+            model_config=model_config,
+            gguf_file=gguf_file,
+            dtype=dtype,
+            model_options=model_options,
+            seed=derive_seed(base_seed(seed), "weights"),
+        )
+        self.end_ids = language_models.end_ids(self.model, self.tokenizer)
+        self.has_reference = objective.capabilities.needs_ref_logprobs if reference is None else reference
+        # In a list, which hides it from the module: strategies would shard it, checkpoints would hold it.
+        self._reference = (
+            [copy.deepcopy(self.model).eval().requires_grad_(False)] if self.has_reference else []
+        )
+        if gradient_checkpointing:
+            self.model.gradient_checkpointing_enable()
+        self.last_rollout: Transcript | None = None
+        self.last_validation: Transcript | None = None
+        self.validation_history: list[tuple[int, dict[str, float]]] = []
+        self._rollout_statistics: dict[str, Stat] = {}
+        self._validation = ValidationScores(accuracy_threshold)
+
+    # What the trainer asks.
+
+    def trainer_facts(self, datamodule: object | None = None) -> TrainerFacts:
+        """What this module offers to the objective."""
+        # With truncation the ratio's log-probabilities are of the whole distribution: see the class.
+        return dataclasses.replace(
+            super().trainer_facts(datamodule),
+            num_rewards=len(self.reward_functions),
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            top_k=self.sampling.top_k,
+            behavior_logprobs="untruncated" if self.sampling.truncates else "sampled",
+            has_critic=False,
+            has_reference=self.has_reference,
+            has_teacher=False,
+        )
+
+    def configure_optimizers(self) -> Any:
+        """AdamW with a linear warm-up; override for another optimizer."""
+        return make_optimizer(
+            self.model,
+            learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+            betas=self.betas,
+            warmup_steps=self.warmup_steps,
+        )
+
+    def configure_model(self) -> None:
+        """Shard block by block where the strategy wants the module to do it itself (FSDP2)."""
+        mesh = self.device_mesh
+        if mesh is None:
+            return
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        if isinstance(self.model, FSDPModule):
+            return
+        blocks = set(getattr(self.model, "_no_split_modules", None) or ())
+        for part in list(self.model.modules()):
+            if type(part).__name__ in blocks:
+                fully_shard(part, mesh=mesh["data_parallel"])
+        fully_shard(self.model, mesh=mesh["data_parallel"])
+
+    # The rollout and the scoring forward.
+
+    def rollout(self, batch: PromptBatch) -> Experience:
+        """Sample completions of a batch of prompts and score them.
+
+        Args:
+            batch: This rank's prompts.
+
+        Returns:
+            ``len(batch) × num_generations`` sequences, a prompt's completions side by side.
+        """
+        repeats = batch.num_generations
+        prompt_ids, prompt_mask = self._encode(batch.prompts, repeats)
+        completions = self.complete(prompt_ids, prompt_mask)
+        transcript = self._transcribe(batch, completions, repeats)
+        self.last_rollout = transcript
+        self._rollout_statistics = {
+            "rollout/accuracy": transcript.accuracy(self.accuracy_threshold),
+            "rollout/completion_tokens": Mean.of(completions.mask.sum(1).double()),
+            "rollout/ended_fraction": Mean.of(transcript.ended.double()),
+            "rollout/tokens": Sum.of(prompt_mask.sum().double() + completions.mask.sum()),
+        }
+        layout = PaddedLayout(
+            torch.cat([torch.zeros_like(prompt_mask, dtype=torch.bool), completions.mask], 1)
+        )
+        experience = Experience(
+            input_ids=torch.cat([prompt_ids, completions.ids], 1),
+            attention_mask=torch.cat([prompt_mask, completions.mask.long()], 1),
+            layout=layout,
+            rollouts=Rollouts(
+                rewards=transcript.rewards.to(self.device),
+                scored=transcript.scored.to(self.device),
+                reward_names=transcript.reward_names,
+                group_ids=torch.tensor(batch.ids, device=self.device).repeat_interleave(repeats),
+                layout=layout,
+            ),
+            behavior_logprobs=nn.functional.pad(completions.logprobs, (prompt_ids.shape[1], 0)),
+        )
+        if self.has_reference:
+            experience.ref_logprobs = self._reference_logprobs(experience)
+        return experience
+
+    def complete(self, prompt_ids: Tensor, prompt_mask: Tensor, *, greedy: bool = False) -> Completions:
+        """Complete encoded prompts; override to sample with an inference engine.
+
+        Args:
+            prompt_ids: ``[n, p]``, padded on the left.
+            prompt_mask: ``[n, p]``, 1 on real tokens.
+            greedy: Take the most probable token instead of drawing one.
+        """
+        return sample_completions(
+            self.model,
+            prompt_ids,
+            prompt_mask,
+            self.sampling,
+            eos_ids=torch.tensor(self.end_ids, device=self.device),
+            pad_id=self.tokenizer.pad_token_id,
+            greedy=greedy,
+            communicator=Communicator.world() if self._weights_are_sharded() else LOCAL,
+        )
+
+    def score(self, micro_batch: Experience) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities of a micro-batch, and entropies where the objective needs them."""
+        entropy = "entropy" in self.objective.columns()
+        return score_sequences(
+            self.model, micro_batch, temperature=self.sampling.temperature, entropy=entropy
+        )
+
+    def _reference_logprobs(self, experience: Experience) -> Tensor:
+        reference = self._reference[0].to(self.device)
+        parts = [
+            score_sequences(reference, experience.rows(rows), temperature=self.sampling.temperature)[0]
+            for rows in torch.split(torch.arange(len(experience)), self.micro_batch_size)
+        ]
+        return torch.cat(parts).float()
+
+    def _weights_are_sharded(self) -> bool:
+        strategy = self.trainer.strategy if self._trainer is not None else None
+        if isinstance(strategy, DeepSpeedStrategy):
+            return bool(strategy.zero_stage_3)
+        return isinstance(strategy, ModelParallelStrategy)
+
+    # Training and validation steps.
+
+    def training_step(self, batch: PromptBatch, batch_idx: int = 0) -> None:
+        """One rollout and its optimizer steps, with what people watch about the rollout."""
+        started = time.perf_counter()
+        super().training_step(batch, batch_idx)
+        metrics = measured_values(synchronize(self._rollout_statistics, Communicator.world()))
+        metrics["time/tokens_per_second"] = metrics.pop("rollout/tokens") / (time.perf_counter() - started)
+        self.log_dict(metrics, batch_size=1)
+
+    def validation_step(self, batch: PromptBatch, batch_idx: int = 0) -> None:
+        """Complete the prompts greedily, and by sampling if asked to, and score the completions."""
+        # Drawn from a seed of their own, so that validating does not change what training draws.
+        with seeded(derive_seed(base_seed(self.seed), "validation", batch_idx, self.global_rank)):
+            greedy = self._transcribe(batch, self.complete(*self._encode(batch.prompts), greedy=True))
+            self.last_validation = greedy
+            self._validation.add("val", greedy, batch.counted)
+            if self.val_samples:
+                prompts = self._encode(batch.prompts, self.val_samples)
+                drawn = self._transcribe(batch, self.complete(*prompts), self.val_samples)
+                counted = [flag for flag in batch.counted for _ in range(self.val_samples)]
+                self._validation.add("val/sampled", drawn, counted)
+
+    def on_validation_epoch_end(self) -> None:
+        """Merge all batches and ranks, and log."""
+        metrics = self._validation.finish(Communicator.world())
+        self.log_dict(metrics, batch_size=1)
+        if metrics:
+            self.validation_history.append((int(self.trainer.global_step), metrics))
+
+    def _encode(self, prompts: Sequence[Any], repeats: int = 1) -> tuple[Tensor, Tensor]:
+        ids, mask = language_models.encode_prompts(
+            self.tokenizer, list(prompts), max_tokens=self.max_prompt_tokens
+        )
+        return (
+            ids.to(self.device).repeat_interleave(repeats, 0),
+            mask.to(self.device).repeat_interleave(repeats, 0),
+        )
+
+    def _transcribe(self, batch: PromptBatch, completions: Completions, repeats: int = 1) -> Transcript:
+        """Text and scores of completions."""
+        ended = torch.isin(completions.ids, torch.tensor(self.end_ids, device=completions.ids.device))
+        lengths = completions.mask.sum(1).tolist()
+        rows = [row[:length] for row, length in zip(completions.ids.tolist(), lengths, strict=True)]
+        texts = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+        prompts = [prompt for prompt in batch.prompts for _ in range(repeats)]
+        rewards, scored, names = self.reward_functions(prompts, texts, batch.columns(repeats))
+        return Transcript(
+            prompts=prompts,
+            completions=texts,
+            rewards=rewards,
+            scored=scored,
+            reward_names=names,
+            ended=(ended & completions.mask).any(1).cpu(),
+        )

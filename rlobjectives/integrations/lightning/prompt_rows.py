@@ -1,0 +1,114 @@
+"""Where prompts come from: a JSONL file, a Hugging Face dataset, or a function."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlobjectives.errors import CapabilityError, MissingColumnError
+from rlobjectives.integrations.lightning.dotted import import_object
+
+__all__ = ["PromptSource", "load_rows"]
+
+PromptSource = str | Sequence[Mapping[str, Any]] | Callable[..., Iterable[Mapping[str, Any]]]
+"""A path, a name, rows, or a function that returns rows."""
+
+
+def load_rows(
+    source: PromptSource, *, prompt_column: str, split: str, options: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Read all rows of a source of prompts.
+
+    Args:
+        source: A ``.jsonl`` or ``.json`` file; a folder or a name (with a slash, or without dots) for the
+            ``datasets`` library; a dotted path to a function; rows; or a function.
+        prompt_column: Column that every row must have.
+        split: Split of a Hugging Face dataset.
+        options: Keyword arguments of the function, or of ``datasets.load_dataset``.
+
+    Returns:
+        The rows, as dictionaries with the same keys.
+
+    Raises:
+        FileNotFoundError: If a file is not there.
+        CapabilityError: If there are no rows, or a row is not an object.
+        MissingColumnError: If a row lacks a column that the first one has, or the prompt.
+    """
+    name = source if isinstance(source, str) else getattr(source, "__name__", type(source).__name__)
+    rows = [_row(row, position, name) for position, row in enumerate(_read(source, split, options))]
+    if not rows:
+        raise CapabilityError(f"dataset {name!r} has no rows; expected at least one prompt.")
+    if prompt_column not in rows[0]:
+        raise MissingColumnError(
+            f"dataset {name!r} has no column {prompt_column!r}. It has: {', '.join(rows[0])}. "
+            "Rename the column, or set prompt_column."
+        )
+    for position, row in enumerate(rows):
+        missing = rows[0].keys() - row.keys()
+        if missing:
+            raise MissingColumnError(
+                f"dataset {name!r}, row {position} lacks {', '.join(sorted(missing))}, which row 0 has. "
+                "Give every row the same columns; null says that a value is missing."
+            )
+    return rows
+
+
+def _row(row: object, position: int, name: str) -> dict[str, Any]:
+    if not isinstance(row, Mapping):
+        raise CapabilityError(
+            f"dataset {name!r}, row {position} is a {type(row).__name__}; expected an object with named columns."
+        )
+    return dict(row)
+
+
+def _read(source: PromptSource, split: str, options: Mapping[str, Any]) -> Iterable[object]:
+    if callable(source):
+        return source(**options)
+    if not isinstance(source, str):
+        return source
+    path = Path(source)
+    if path.suffix in (".jsonl", ".json"):
+        return _read_json(path)
+    dotted = ":" in source or ("." in source and "/" not in source and not path.exists())
+    if dotted:
+        found: Iterable[object] = import_object(source, "dataset")(**options)
+        return found
+    return _read_hugging_face(source, split, options)
+
+
+def _read_json(path: Path) -> Iterable[object]:
+    if not path.is_file():
+        raise FileNotFoundError(f"dataset {str(path)!r} is not a file (working directory: {Path.cwd()}).")
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        rows = json.loads(text)
+        if not isinstance(rows, list):
+            raise CapabilityError(
+                f"dataset {str(path)!r} holds a {type(rows).__name__}; expected a list of rows."
+            )
+        return rows
+    found: list[object] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise CapabilityError(
+                    f"dataset {str(path)!r}, line {number} is not JSON: {error}."
+                ) from error
+    return found
+
+
+def _read_hugging_face(name: str, split: str, options: Mapping[str, Any]) -> Iterable[object]:
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise CapabilityError(
+            f"dataset {name!r} is read with the `datasets` library, which is not installed. "
+            "Install it, or give a .jsonl file or a dotted path to a function."
+        ) from error
+    if Path(name).is_dir() and (Path(name) / "dataset_info.json").exists():
+        return datasets.load_from_disk(name)  # type: ignore[no-any-return]
+    return datasets.load_dataset(name, split=split, **options)  # type: ignore[no-any-return]
