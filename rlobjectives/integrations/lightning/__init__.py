@@ -1,7 +1,33 @@
 """Lightning: train any policy module with an objective, on one process, DDP, DeepSpeed ZeRO or FSDP2."""
 
+from rlobjectives.integrations.lightning.callbacks import (
+    ExportModel,
+    PolicyProgressBar,
+    RunHistory,
+    SaveCompletions,
+)
+from rlobjectives.integrations.lightning.data import PromptDataModule
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.mixin import ObjectiveMixin
+from rlobjectives.integrations.lightning.policy import CausalLMPolicy
+from rlobjectives.integrations.lightning.prompts import PromptBatch
+from rlobjectives.integrations.lightning.sampling import SamplingOptions, sample_completions
 from rlobjectives.integrations.lightning.strategy import DeepSpeedCPUStrategy, resolve_strategy
+from rlobjectives.integrations.lightning.transcript import Transcript
 
-__all__ = ["DeepSpeedCPUStrategy", "Experience", "ObjectiveMixin", "resolve_strategy"]
+__all__ = [
+    "CausalLMPolicy",
+    "DeepSpeedCPUStrategy",
+    "Experience",
+    "ExportModel",
+    "ObjectiveMixin",
+    "PolicyProgressBar",
+    "PromptBatch",
+    "PromptDataModule",
+    "RunHistory",
+    "SamplingOptions",
+    "SaveCompletions",
+    "Transcript",
+    "resolve_strategy",
+    "sample_completions",
+]

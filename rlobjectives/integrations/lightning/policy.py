@@ -161,7 +161,7 @@ class CausalLMPolicy(ObjectiveMixin, LightningModule):
         self.tokenizer = language_models.build_tokenizer(
             tokenizer_source, gguf_file=None if tokenizer_name_or_path else gguf_file
         )
-        self.model = language_models.build_model(
+        self.model: Any = language_models.build_model(
             model_name_or_path=model_name_or_path,
             model_config=model_config,
             gguf_file=gguf_file,
