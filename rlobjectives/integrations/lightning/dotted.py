@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from rlobjectives.errors import MissingColumnError
+from rlobjectives.errors import CapabilityError
 
 __all__ = ["import_object"]
 
@@ -18,7 +18,7 @@ def import_object(path: str, role: str) -> Any:
         role: What it is for, as messages call it.
 
     Raises:
-        MissingColumnError: If the module cannot be found or has no such name; the message says which.
+        CapabilityError: If the module cannot be found or has no such name; the message says which.
 
     Example:
         >>> import_object("math.sqrt", "reward")(4.0)
@@ -26,13 +26,13 @@ def import_object(path: str, role: str) -> Any:
     """
     module_name, separator, name = path.partition(":") if ":" in path else path.rpartition(".")
     if not (module_name and separator and name):
-        raise MissingColumnError(f"{role} {path!r} is not a dotted path; expected 'package.module.name'.")
+        raise CapabilityError(f"{role} {path!r} is not a dotted path; expected 'package.module.name'.")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there, and something that it imports is not
-        raise MissingColumnError(
+        raise CapabilityError(
             f"{role} {path!r}: there is no module {error.name!r}. Check the spelling, and that its folder is "
             "installed or on PYTHONPATH."
         ) from error
@@ -40,6 +40,6 @@ def import_object(path: str, role: str) -> Any:
         return getattr(module, name)
     except AttributeError:
         public = [one for one in vars(module) if not one.startswith("_")]
-        raise MissingColumnError(
+        raise CapabilityError(
             f"{role} {path!r}: module {module_name!r} has no {name!r}. It has: {', '.join(public) or 'nothing'}."
         ) from None

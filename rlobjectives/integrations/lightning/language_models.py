@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlobjectives.errors import CapabilityError, MissingColumnError
+from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.lightning.randomness import seeded
 
 __all__ = ["build_model", "build_tokenizer", "encode_prompts", "end_ids"]
@@ -85,7 +85,7 @@ def _loaded(kind: Any, name_or_path: str, options: Mapping[str, Any]) -> Any:
     try:
         return kind.from_pretrained(name_or_path, **options)
     except OSError as error:
-        raise MissingColumnError(
+        raise CapabilityError(
             f"Cannot load {name_or_path!r} with {kind.__name__}: {error} Give a folder made by save_pretrained, "
             "or a model's name on the hub."
         ) from error

@@ -86,7 +86,7 @@ class CausalLMPolicy(ObjectiveMixin, LightningModule):
 
     Raises:
         CapabilityError: If an option is out of range, or the model is given twice or not at all.
-        MissingColumnError: If a reward or a model cannot be found.
+        CapabilityError: If a reward or a model cannot be found.
 
     Example:
         >>> from rlobjectives import GDPO, Objective
@@ -169,6 +169,7 @@ class CausalLMPolicy(ObjectiveMixin, LightningModule):
             model_options=model_options,
             seed=derive_seed(base_seed(seed), "weights"),
         )
+        self.model.train()  # from_pretrained gives evaluation mode
         self.end_ids = language_models.end_ids(self.model, self.tokenizer)
         self.has_reference = objective.capabilities.needs_ref_logprobs if reference is None else reference
         # In a list, which hides it from the module: strategies would shard it, checkpoints would hold it.

@@ -31,7 +31,7 @@ class RewardFunctions:
 
     Raises:
         CapabilityError: If there are none, two share a name, or one is not callable.
-        MissingColumnError: If a dotted path names nothing.
+        CapabilityError: If a dotted path names nothing.
 
     Example:
         >>> def short(prompts, completions, **columns):

@@ -1,0 +1,191 @@
+"""CausalLMPolicy: sampling, scoring, facts, and short runs in one process."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+
+from rlobjectives import GDPO, CapabilityError, KLPenalty, Objective, Reinforce
+from rlobjectives.integrations.lightning import PromptBatch, PromptDataModule, SamplingOptions
+from rlobjectives.integrations.lightning.sampling import sampling_logprobs
+from tests.integrations.lightning.small_model import ROWS, UNEVEN, policy, save_small_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_small_model(tmp_path_factory.mktemp("model"))
+
+
+def batch_of(prompts, num_generations=4):
+    rows = [{"prompt": prompt, "answer": "0"} for prompt in prompts]
+    return PromptBatch(rows, prompt_column="prompt", ids=range(len(rows)), num_generations=num_generations)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+def test_behavior_logprobs_are_what_scoring_finds(folder, temperature):
+    """The ratio of a policy that has not moved is 1, at any temperature and under padding."""
+    module = policy(folder, temperature=temperature)
+    experience = module.rollout(batch_of(UNEVEN))
+    logprobs, _ = module.score(experience)
+    mask = experience.layout.mask
+    assert mask.any(1).all()
+    torch.testing.assert_close(logprobs[mask], experience.behavior_logprobs[mask], rtol=1e-4, atol=1e-5)
+    assert logprobs[~mask].eq(0).all()
+
+
+def test_the_end_counts_as_an_action_and_nothing_does_after_it(folder):
+    module = policy(folder)
+    experience = module.rollout(batch_of(UNEVEN * 8))
+    ids, mask = experience.input_ids, experience.layout.mask
+    ends = (ids == 17) & mask
+    assert ends.any()
+    assert (ends.sum(1) <= 1).all()
+    after = ends.cumsum(1).roll(1, 1)
+    after[:, 0] = 0
+    assert not (mask & (after > 0)).any()
+    assert module.last_rollout.ended.tolist() == ends.any(1).tolist()
+    assert (mask.sum(1) <= 6).all()
+
+
+def test_top_p_and_top_k_renormalise():
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    assert sampling_logprobs(logits, top_p=0.7).exp()[0].tolist() == pytest.approx([0.625, 0.375, 0, 0])
+    assert sampling_logprobs(logits, top_p=0.4).exp()[0].tolist() == pytest.approx([1, 0, 0, 0])
+    assert sampling_logprobs(logits, top_k=3).exp()[0].tolist() == pytest.approx([0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0])
+    assert sampling_logprobs(logits, temperature=0.5).exp().sum().item() == pytest.approx(1.0)
+
+
+def test_truncated_sampling_reports_the_truncated_distribution(folder):
+    """Each sampled token's behaviour log-probability is that of a distribution that sums to 1 over kept tokens."""
+    module = policy(folder, top_p=0.6, temperature=1.3)
+    experience = module.rollout(batch_of(UNEVEN, 16))
+    logprobs, _ = module.score(experience)
+    mask = experience.layout.mask
+    gap = (experience.behavior_logprobs - logprobs)[mask]
+    assert (gap >= -1e-5).all()
+    assert (gap > 0.05).any()
+    assert gap.max() <= -torch.tensor(0.6).log() + 1e-4  # what is kept holds at least 0.6 of the mass
+
+
+def test_greedy_completions_are_those_of_transformers(folder):
+    module = policy(folder)
+    ids, mask = module._encode(UNEVEN)
+    found = module.complete(ids, mask, greedy=True)
+    expected = module.model.generate(
+        input_ids=ids, attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=15
+    )[:, ids.shape[1] :]
+    assert found.ids.tolist() == expected.tolist()
+    assert module.model.training
+
+
+def test_a_truncating_sampler_refuses_a_ratio_and_allows_a_loss_without(folder):
+    module = policy(folder, top_p=0.9)
+    with pytest.raises(CapabilityError, match="top_p = 0.9"):
+        module.check_objective()
+    without = Objective(estimator=GDPO(weights=(1.0, 0.5)), policy_loss=Reinforce())
+    policy(folder, top_p=0.9, objective=without).check_objective()
+
+
+def test_one_completion_a_prompt_is_refused_before_training(folder):
+    data = PromptDataModule(ROWS, prompts_per_step=4, num_generations=1)
+    with pytest.raises(CapabilityError, match="num_generations is 1"):
+        policy(folder).check_objective(data)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"model_config": {"model_type": "llama"}}, "got both"),
+        ({"model_name_or_path": None}, "no tokenizer"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"dtype": "float33"}, "dtype is 'float33'"),
+        ({"rewards": []}, "rewards is empty"),
+        ({"rewards": ["examples.arithmetic.wrong"]}, "has no 'wrong'"),
+        ({"model_name_or_path": "/nowhere/at/all"}, "Cannot load '/nowhere/at/all'"),
+    ],
+)
+def test_bad_options_are_named(folder, options, words):
+    with pytest.raises(CapabilityError) as caught:
+        policy(folder, **options)
+    assert words in str(caught.value)
+
+
+def test_a_fresh_model_from_a_configuration(folder):
+    config = {"model_type": "llama", "vocab_size": 18, "hidden_size": 16, "intermediate_size": 16}
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 2}
+    first, second = (
+        policy(folder, model_name_or_path=None, model_config=config, tokenizer_name_or_path=folder)
+        for _ in range(2)
+    )
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_too_long_a_prompt_is_an_error(folder):
+    with pytest.raises(CapabilityError, match="max_prompt_tokens"):
+        policy(folder, max_prompt_tokens=3).rollout(batch_of(UNEVEN))
+
+
+def run(module, tmp_path, data=None, **options):
+    data = data or PromptDataModule(ROWS, prompts_per_step=4, num_generations=4, val_dataset=ROWS[:10], seed=1)
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        **{"max_steps": 3, "enable_checkpointing": False, "num_sanity_val_steps": -1, **options},
+    )
+    trainer.fit(module, data)
+    return trainer
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_a_short_run_logs_trains_and_leaves_the_reference_alone(folder, tmp_path):
+    objective = Objective(estimator=GDPO(weights=(1.0, 0.5)), kl=KLPenalty(coef=0.1), entropy_coef=0.01)
+    module = policy(folder, objective=objective, val_samples=2, warmup_steps=2)
+    reference = [one.clone() for one in module._reference[0].parameters()]
+    start = [one.detach().clone() for one in module.model.parameters()]
+    trainer = run(module, tmp_path, val_check_interval=3, check_val_every_n_epoch=None)
+    metrics = trainer.callback_metrics
+    for name in ("reward/has_digit/mean", "rollout/accuracy", "time/tokens_per_second", "policy/kl_to_ref"):
+        assert name in metrics
+    for name in ("val/accuracy", "val/has_digit", "val/long_answer", "val/sampled/accuracy"):
+        assert name in metrics
+    assert [step for step, _ in module.validation_history] == [0, 3]
+    moved = [not torch.equal(a, b) for a, b in zip(start, module.model.parameters(), strict=True)]
+    assert all(moved)
+    assert all(torch.equal(a, b) for a, b in zip(reference, module._reference[0].parameters(), strict=True))
+    assert not any("reference" in name for name in module.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_a_resumed_run_takes_the_steps_of_an_uninterrupted_one(folder, tmp_path):
+    whole = policy(folder, seed=3)
+    run(whole, tmp_path / "whole", max_steps=4)
+    first = policy(folder, seed=3)
+    trainer = run(first, tmp_path / "first", max_steps=2)
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    second = policy(folder, seed=3)
+    data = PromptDataModule(ROWS, prompts_per_step=4, num_generations=4, val_dataset=ROWS[:10], seed=1)
+    resumed = Trainer(
+        accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, max_steps=4, default_root_dir=tmp_path,
+    )
+    resumed.fit(second, data, ckpt_path=tmp_path / "half.ckpt", weights_only=False)
+    assert data.consumed == 4
+    for one, other in zip(whole.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_sampling_options_refuse_nonsense():
+    with pytest.raises(CapabilityError, match="max_new_tokens is 0"):
+        SamplingOptions(max_new_tokens=0)
+    with pytest.raises(CapabilityError, match="top_k"):
+        SamplingOptions(max_new_tokens=1, top_k=-1)
+    assert dataclasses.replace(SamplingOptions(max_new_tokens=1), top_k=5).truncates
