@@ -25,7 +25,9 @@ RUN = Path("runs/demo")
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of everything (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=400, help="optimizer steps of RL (default: %(default)s)")
     parser.add_argument(
@@ -50,9 +52,14 @@ def train(seed: int, steps: int) -> None:
     """Run the command line on the YAML, in a process of its own."""
     options = {**hardware(), "max_steps": str(steps), "val_check_interval": str(max(1, min(50, steps)))}
     command = [sys.executable, "-m", "rlobjectives.cli", "fit", "--config", "examples/demo_gdpo.yaml"]
-    command += [f"--seed_everything={seed}", *(f"--trainer.{name}={value}" for name, value in options.items())]
+    command += [
+        f"--seed_everything={seed}",
+        *(f"--trainer.{name}={value}" for name, value in options.items()),
+    ]
     print(f"\n$ rlobjectives {' '.join(command[3:])}\n", flush=True)
-    subprocess.run(command, check=True)
+    # Third parties that warn about themselves on every step; their warnings would hide the progress bar.
+    quiet = {"PYTHONWARNINGS": "ignore::FutureWarning,ignore::SyntaxWarning,ignore::UserWarning"}
+    subprocess.run(command, check=True, env={**os.environ, **quiet})  # noqa: S603  # this repository's own program
 
 
 def summarize(seconds: float) -> dict[str, Any]:
@@ -82,14 +89,19 @@ def report(summary: dict[str, Any]) -> str:
         ("accuracy, most probable answer", "greedy_accuracy"),
         ("well-formatted answers, sampled", "format"),
     ]
-    lines = [
+    head = (
         f"{summary['objective']}, {summary['strategy']} on {summary['world_size']} rank(s), "
-        f"{summary['steps']} steps in {summary['training_seconds']:.0f} s ({summary['seconds']:.0f} s in all)",
+        f"{summary['steps']} steps in {summary['training_seconds']:.0f} s ({summary['seconds']:.0f} s in all)"
+    )
+    lines = [
+        head,
         "",
         f"{'256 held-out sums':<38}{'before':>8}{'after':>8}",
         "─" * 54,
     ]
-    lines += [f"{label:<38}{summary[f'{key}_before']:>8.1%}{summary[f'{key}_after']:>8.1%}" for label, key in rows]
+    lines += [
+        f"{label:<38}{summary[f'{key}_before']:>8.1%}{summary[f'{key}_after']:>8.1%}" for label, key in rows
+    ]
     lines += ["", f"{RUN}/curves.png  {RUN}/summary.json  {RUN}/completions/  {RUN}/tensorboard/"]
     return "\n".join(lines)
 
@@ -105,7 +117,9 @@ def main() -> None:
 
     print("1/2  Teaching a 0.28 M parameter model sums of three digits, with many mistakes.", flush=True)
     make_mediocre_model(RUN / "start", seed=options.seed, steps=options.supervised_steps)
-    print("\n2/2  Training it with GDPO on two rewards: a correct answer, and a well-formatted one.", flush=True)
+    print(
+        "\n2/2  Training it with GDPO on two rewards: a correct answer, and a well-formatted one.", flush=True
+    )
     train(options.seed, options.steps)
     summary = summarize(time.perf_counter() - started)
 

@@ -49,7 +49,7 @@ def make_mediocre_model(folder: Path, *, seed: int, steps: int, batch_size: int 
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    source = random.Random(seed)
+    source = random.Random(seed)  # noqa: S311  # mistakes, not secrets
     arithmetic.save_tokenizer(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="right")
     ids = {name: getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
@@ -69,9 +69,7 @@ def make_mediocre_model(folder: Path, *, seed: int, steps: int, batch_size: int 
         batch = tokenizer(texts, padding=True, return_tensors="pt")
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
         labels[:, :prompt_tokens] = -100
-        loss = model(
-            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels
-        ).loss
+        loss = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels).loss
         loss.backward()
         optimizer.step()
         schedule.step()

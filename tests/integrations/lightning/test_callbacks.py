@@ -46,7 +46,13 @@ def transcript():
 
 def test_the_progress_bar_shows_reward_accuracy_kl_and_speed():
     shown = PolicyProgressBar().numbers({**METRICS, "val/accuracy": 0.5})
-    assert shown == {"correct": "0.250", "accuracy": "0.250", "kl": "0.0123", "tok/s": "1,234", "val": "0.500"}
+    assert shown == {
+        "correct": "0.250",
+        "accuracy": "0.250",
+        "kl": "0.0123",
+        "tok/s": "1,234",
+        "val": "0.500",
+    }
 
 
 def test_completions_are_saved_for_programs_and_for_people(tmp_path):
@@ -88,8 +94,13 @@ def test_the_history_ends_as_a_file_and_a_picture(tmp_path):
 def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path):
     path = tmp_path / "folder" / "file.txt"
     write_text(path, "old")
-    with pytest.raises(RuntimeError, match="half-way"), replacing(path) as temporary:
-        temporary.write_text("ne")
-        raise RuntimeError("half-way")
+
+    def fail_half_way() -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("ne")
+            raise RuntimeError("half-way")
+
+    with pytest.raises(RuntimeError, match="half-way"):
+        fail_half_way()
     assert path.read_text() == "old"
     assert [one.name for one in path.parent.iterdir()] == ["file.txt"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -33,7 +34,8 @@ def test_an_epoch_is_a_permutation_and_the_next_one_another():
     first = names(loader)
     data.consumed = 2
     second = names(loader)
-    assert sorted(sum(first, [])) == sorted(sum(second, [])) == sorted(row["prompt"] for row in ROWS)
+    everything = sorted(row["prompt"] for row in ROWS)
+    assert sorted(itertools.chain(*first)) == sorted(itertools.chain(*second)) == everything
     assert first != second
     assert len(loader) == 2
 
@@ -67,7 +69,11 @@ def test_a_batch_read_ahead_is_not_counted_as_consumed():
 def test_ranks_share_out_the_same_prompts_and_keep_groups_whole():
     alone = list(PromptDataModule(ROWS, prompts_per_step=4, num_generations=3, seed=0).train_dataloader())
     shares = [
-        list(on_rank(PromptDataModule(ROWS, prompts_per_step=4, num_generations=3, seed=0), rank, 2).train_dataloader())
+        list(
+            on_rank(
+                PromptDataModule(ROWS, prompts_per_step=4, num_generations=3, seed=0), rank, 2
+            ).train_dataloader()
+        )
         for rank in range(2)
     ]
     for whole, left, right in zip(alone, *shares, strict=True):
@@ -78,7 +84,9 @@ def test_ranks_share_out_the_same_prompts_and_keep_groups_whole():
 
 def test_validation_covers_every_prompt_once_in_equally_many_batches():
     loaders = [
-        on_rank(PromptDataModule(ROWS, prompts_per_step=2, val_dataset=ROWS[:7], val_batch_size=2), rank, 2).val_dataloader()
+        on_rank(
+            PromptDataModule(ROWS, prompts_per_step=2, val_dataset=ROWS[:7], val_batch_size=2), rank, 2
+        ).val_dataloader()
         for rank in range(2)
     ]
     assert [len(loader) for loader in loaders] == [2, 2]
