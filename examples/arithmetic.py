@@ -76,14 +76,12 @@ def save_tokenizer(folder: Path) -> None:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    special = ["<pad>", "<bos>", "<eos>"]
-    vocabulary = {text: number for number, text in enumerate([*CHARACTERS, *special])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
+    vocabulary = {text: number for number, text in enumerate([*CHARACTERS, *names.values()])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=names["pad_token"]))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", vocabulary["<bos>"])]
     )
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
-    ).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)

@@ -57,7 +57,9 @@ def train(seed: int, steps: int) -> None:
         *(f"--trainer.{name}={value}" for name, value in options.items()),
     ]
     print(f"\n$ rlobjectives {' '.join(command[3:])}\n", flush=True)
-    subprocess.run(command, check=True)
+    # Third parties that warn about themselves on every step; their warnings would hide the progress bar.
+    quiet = {"PYTHONWARNINGS": "ignore::FutureWarning,ignore::SyntaxWarning,ignore::UserWarning"}
+    subprocess.run(command, check=True, env={**os.environ, **quiet})  # noqa: S603  # this repository's own program
 
 
 def summarize(seconds: float) -> dict[str, Any]:
@@ -87,9 +89,12 @@ def report(summary: dict[str, Any]) -> str:
         ("accuracy, most probable answer", "greedy_accuracy"),
         ("well-formatted answers, sampled", "format"),
     ]
-    lines = [
+    head = (
         f"{summary['objective']}, {summary['strategy']} on {summary['world_size']} rank(s), "
-        f"{summary['steps']} steps in {summary['training_seconds']:.0f} s ({summary['seconds']:.0f} s in all)",
+        f"{summary['steps']} steps in {summary['training_seconds']:.0f} s ({summary['seconds']:.0f} s in all)"
+    )
+    lines = [
+        head,
         "",
         f"{'256 held-out sums':<38}{'before':>8}{'after':>8}",
         "─" * 54,

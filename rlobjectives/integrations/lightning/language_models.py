@@ -22,7 +22,7 @@ def build_model(
     dtype: str,
     model_options: Mapping[str, Any] | None,
     seed: int,
-) -> nn.Module:
+) -> Any:
     """Load a pretrained causal language model, or make a fresh one from a configuration.
 
     Args:
@@ -56,8 +56,7 @@ def build_model(
         kind = fields.pop("model_type", None)
         if kind is None:
             raise CapabilityError("model_config has no model_type; expected for example model_type: llama.")
-        model: nn.Module = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **fields), **options)
-        return model
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **fields), **options)
 
 
 def build_tokenizer(name_or_path: str, *, gguf_file: str | None = None) -> Any:

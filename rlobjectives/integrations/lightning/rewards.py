@@ -81,7 +81,7 @@ class RewardFunctions:
         """
         table: dict[str, Sequence[float | None]] = {}
         for name, function in self._functions.items():
-            scores = function(prompts, completions, **columns)
+            scores: Any = function(prompts, completions, **columns)
             if isinstance(scores, Tensor):
                 scores = scores.tolist()
             if not isinstance(scores, Sequence) or isinstance(scores, str) or len(scores) != len(completions):

