@@ -37,6 +37,7 @@ __all__ = [
     "HINTS",
     "OBJECTIVES",
     "PARTS",
+    "PLAIN",
     "REDUCTIONS",
     "REQUIRED",
     "ROLES",
@@ -203,3 +204,10 @@ def _all() -> dict[str, Objective]:
 
 OBJECTIVES: Mapping[str, Objective] = _all()
 """Every named algorithm, and every variant of every part inside an otherwise plain objective."""
+
+PLAIN: list[str] = [
+    name
+    for name in OBJECTIVES
+    if name in ALGORITHMS or name == "everything" or name in {label(variants(kind)[0]) for kind in _classes()}
+]
+"""Every named algorithm and every part as it comes: for laws that options cannot break."""
