@@ -22,10 +22,10 @@ from typing import Any, Optional, Union
 import numpy
 import torch
 
-__all__ = ["PeerMissing", "extract", "torchrl_functions", "verl_functions", "version"]
+__all__ = ["PeerMissingError", "extract", "torchrl_functions", "verl_functions", "version"]
 
 
-class PeerMissing(ImportError):
+class PeerMissingError(ImportError):
     """The peer is not installed, or has not got the function."""
 
 
@@ -37,7 +37,9 @@ def version(package: str) -> str:
         return "missing"
 
 
-def extract(package: str, module: str, names: tuple[str, ...], scope: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
+def extract(
+    package: str, module: str, names: tuple[str, ...], scope: Mapping[str, Any]
+) -> dict[str, Callable[..., Any]]:
     """Compile some functions of an installed module, without decorators from elsewhere.
 
     Args:
@@ -47,14 +49,16 @@ def extract(package: str, module: str, names: tuple[str, ...], scope: Mapping[st
         scope: Names they see beside each other.
 
     Raises:
-        PeerMissing: If the package, the file or a function is not there.
+        PeerMissingError: If the package, the file or a function is not there.
     """
     spec = importlib.util.find_spec(package)  # finds the folder without running it
     if spec is None or not spec.submodule_search_locations:
-        raise PeerMissing(f"{package} is not installed. Install it without its dependencies (pip install --no-deps).")
+        raise PeerMissingError(
+            f"{package} is not installed. Install it without its dependencies (pip install --no-deps)."
+        )
     path = Path(next(iter(spec.submodule_search_locations))) / module
     if not path.exists():
-        raise PeerMissing(f"{package} {version(package)} has no {module}.")
+        raise PeerMissingError(f"{package} {version(package)} has no {module}.")
     found = [
         node
         for node in ast.parse(path.read_text()).body
@@ -62,9 +66,13 @@ def extract(package: str, module: str, names: tuple[str, ...], scope: Mapping[st
     ]
     missing = set(names) - {node.name for node in found}
     if missing:
-        raise PeerMissing(f"{package} {version(package)} has no {', '.join(sorted(missing))} in {module}.")
+        raise PeerMissingError(
+            f"{package} {version(package)} has no {', '.join(sorted(missing))} in {module}."
+        )
     for node in found:
-        node.decorator_list = [one for one in node.decorator_list if isinstance(one, ast.Name) and one.id in names]
+        node.decorator_list = [
+            one for one in node.decorator_list if isinstance(one, ast.Name) and one.id in names
+        ]
         node.returns = None
         for argument in [*node.args.args, *node.args.kwonlyargs]:
             argument.annotation = None
@@ -74,12 +82,31 @@ def extract(package: str, module: str, names: tuple[str, ...], scope: Mapping[st
 
 
 def verl_functions() -> dict[str, Callable[..., Any]]:
-    """verl's advantage estimators by their own names."""
+    """Advantage estimators of verl by their own names."""
     numeric = {"torch": torch, "np": numpy, "Optional": Optional, "Union": Union, "Any": Any, "math": math}
-    helpers = extract("verl", "utils/torch_functional.py", ("masked_sum", "masked_mean", "masked_var", "masked_whiten"), numeric)
-    grouped = extract("verl", "utils/groupwise.py", ("_resolve_device", "_to_1d_numpy_object_array", "as_torch_index", "group_mean_std"), {**numeric, "is_cuda_available": False, "get_device_name": lambda: "cpu", "is_npu_available": False, "os": __import__("os")})
+    helpers = extract(
+        "verl",
+        "utils/torch_functional.py",
+        ("masked_sum", "masked_mean", "masked_var", "masked_whiten"),
+        numeric,
+    )
+    grouped = extract(
+        "verl",
+        "utils/groupwise.py",
+        ("_resolve_device", "_to_1d_numpy_object_array", "as_torch_index", "group_mean_std"),
+        {
+            **numeric,
+            "is_cuda_available": False,
+            "get_device_name": lambda: "cpu",
+            "is_npu_available": False,
+            "os": __import__("os"),
+        },
+    )
     scope = {
-        **numeric, **grouped, "defaultdict": defaultdict, "Enum": Enum,
+        **numeric,
+        **grouped,
+        "defaultdict": defaultdict,
+        "Enum": Enum,
         "verl_F": type("verl_F", (), {name: staticmethod(one) for name, one in helpers.items()}),
     }
     names = (
@@ -101,8 +128,38 @@ def verl_functions() -> dict[str, Callable[..., Any]]:
 
 
 def torchrl_functions() -> dict[str, Callable[..., Any]]:
-    """torchrl's value functions by their own names."""
-    shared = extract("torchrl", "objectives/value/utils.py", ("_custom_conv1d", "_get_num_per_traj", "_get_num_per_traj_init", "_split_and_pad_sequence", "_inv_pad_sequence", "_make_gammas_tensor"), {"torch": torch, "math": math, "wraps": wraps})
-    names = ("_transpose_time", "generalized_advantage_estimate", "vec_generalized_advantage_estimate", "td_lambda_return_estimate", "td_lambda_advantage_estimate", "vtrace_advantage_estimate", "_fast_vec_gae", "_geom_series_like")
-    scope = {**shared, "torch": torch, "math": math, "warnings": warnings, "SHAPE_ERR": "shapes differ", "NamedTuple": tuple, "wraps": wraps}
+    """Value functions of torchrl by their own names."""
+    shared = extract(
+        "torchrl",
+        "objectives/value/utils.py",
+        (
+            "_custom_conv1d",
+            "_flatten_batch",
+            "_get_num_per_traj",
+            "_get_num_per_traj_init",
+            "_split_and_pad_sequence",
+            "_inv_pad_sequence",
+            "_make_gammas_tensor",
+        ),
+        {"torch": torch, "math": math, "wraps": wraps},
+    )
+    names = (
+        "_transpose_time",
+        "generalized_advantage_estimate",
+        "vec_generalized_advantage_estimate",
+        "td_lambda_return_estimate",
+        "td_lambda_advantage_estimate",
+        "vtrace_advantage_estimate",
+        "_fast_vec_gae",
+        "_geom_series_like",
+    )
+    scope = {
+        **shared,
+        "torch": torch,
+        "math": math,
+        "warnings": warnings,
+        "SHAPE_ERR": "shapes differ",
+        "NamedTuple": tuple,
+        "wraps": wraps,
+    }
     return extract("torchrl", "objectives/value/functional.py", names, scope)

@@ -33,7 +33,13 @@ class Row:
 
 
 def compare(
-    label: str, ours: Callable[[], object], theirs: Callable[[], object], *, rounds: int, repeat: int = 1, note: str = ""
+    label: str,
+    ours: Callable[[], object],
+    theirs: Callable[[], object],
+    *,
+    rounds: int,
+    repeat: int = 1,
+    note: str = "",
 ) -> Row:
     """Time two functions in turn, after one call of each to warm up.
 
@@ -66,7 +72,9 @@ def compare(
 
 def peak_bytes(function: Callable[[], object]) -> int:
     """Most bytes that tensors made by a call hold at once, by torch's own allocation records."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         result = function()
     held = highest = 0
     events = [one for one in profile.profiler.kineto_results.events() if one.name() == "[memory]"]  # type: ignore[union-attr]

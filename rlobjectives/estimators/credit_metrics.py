@@ -94,11 +94,15 @@ class Minimum(Maximum):
 CREDIT_METRICS = {
     "group/baseline_mean": Metric(Mean, "reward", "mean of the other answers' reward, over scored sequences"),
     "group/advantage_abs_mean": Metric(Mean, "reward", "distance of a reward to the others' mean"),
-    "group/no_signal_token_fraction": Metric(Mean, "fraction", "tokens in groups whose rewards do not differ"),
+    "group/no_signal_token_fraction": Metric(
+        Mean, "fraction", "tokens in groups whose rewards do not differ"
+    ),
     "group/empty_response_fraction": Metric(Mean, "fraction", "sequences without an action token"),
     "group/zero_advantage_fraction": Metric(Mean, "fraction", "groups whose rewards do not differ"),
     "group/dropped_fraction": Metric(Mean, "fraction", "groups that were filtered out before"),
-    "value/explained_variance": Metric(ExplainedVariance, "fraction", "share of the returns the critic explains"),
+    "value/explained_variance": Metric(
+        ExplainedVariance, "fraction", "share of the returns the critic explains"
+    ),
     "value/prediction_": Metric(Moments, "reward", "critic values over tokens, mean and std"),
     "value/target_": Metric(Moments, "reward", "raw returns over tokens, mean and std"),
     "advantage/highest": Metric(Maximum, "advantage", "largest advantage of a token"),

@@ -116,7 +116,9 @@ class OptimalTokenBaseline(Normalized):
 
         answers = pooled(torch.ones_like(weight))
         total = pooled(weight) + self.baseline_epsilon  # 0 only where every path was certain, and ε is 0
-        baseline = torch.where(total == 0, 0.0, pooled(returns * weight) / torch.where(total == 0, 1.0, total))
+        baseline = torch.where(
+            total == 0, 0.0, pooled(returns * weight) / torch.where(total == 0, 1.0, total)
+        )
         equal = (answers > 1) & (extreme("amin", torch.inf) >= extreme("amax", -torch.inf))
         advantage = returns - torch.where(answers > 1, baseline, 0.0)
         alone = layout.expand((groups.sizes < 2)[groups.index])

@@ -45,7 +45,9 @@ def rollouts_of(
 ) -> Rollouts:
     """Rollouts whose list-of-list columns are laid out, and whose other columns become tensors."""
     laid = {
-        name: column(value, kind) if isinstance(value, list) and isinstance(value[0], list) else torch.as_tensor(value)
+        name: column(value, kind)
+        if isinstance(value, list) and isinstance(value[0], list)
+        else torch.as_tensor(value)
         for name, value in columns.items()
     }
     return Rollouts(

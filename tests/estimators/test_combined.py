@@ -38,9 +38,13 @@ both_layouts = pytest.mark.parametrize("kind", LAYOUTS)
 
 def rollouts(kind="padded", **more):
     return rollouts_of(
-        MASK, [[1.0, 0.5], [0.0, 1.0], [2.0, 0.0], [0.5, 0.5]], kind, groups=GROUPS,
+        MASK,
+        [[1.0, 0.5], [0.0, 1.0], [2.0, 0.0], [0.5, 0.5]],
+        kind,
+        groups=GROUPS,
         old_logprobs=[[-1.0, -2.0, -0.5], [-1.5, -0.7, math.nan], [math.inf, -1.0], [-0.2]],
-        teacher_logprobs=[[-0.9, -1.5, -0.6], [-0.8, -1.3, 0.0], [0.0, -1.25], [-0.3]], **more,
+        teacher_logprobs=[[-0.9, -1.5, -0.6], [-0.8, -1.3, 0.0], [0.0, -1.25], [-0.3]],
+        **more,
     )
 
 
@@ -55,13 +59,17 @@ class TestTeacherSignal:
     @both_layouts
     def test_is_the_difference_of_log_probabilities(self, kind):
         found = rows_of(final(TeacherSignal(coef=0.5), rollouts(kind)), MASK, kind)
-        for row, expected in zip(found, [[0.05, 0.25, -0.05], [0.35, -0.3, 0.0], [0.0, -0.125], [-0.05]], strict=True):
+        for row, expected in zip(
+            found, [[0.05, 0.25, -0.05], [0.35, -0.3, 0.0], [0.0, -0.125], [-0.05]], strict=True
+        ):
             close(row, expected)
 
     def test_added_to_an_outcome_advantage(self):
         # d = log π − log π_teacher of [0.1, −0.8, 0.2 | −0.2, 0.2], advantages 1.2 and −0.8, half of d taken off.
         data = rollouts_of(
-            [[1, 1, 1], [1, 1, 0]], [1.2, -0.8], old_logprobs=[[-0.8, -2.3, -0.4], [-1.0, -1.1, -9.0]],
+            [[1, 1, 1], [1, 1, 0]],
+            [1.2, -0.8],
+            old_logprobs=[[-0.8, -2.3, -0.4], [-1.0, -1.1, -9.0]],
             teacher_logprobs=[[-0.9, -1.5, -0.6], [-0.8, -1.3, 0.0]],
         )
         found = final(Combined(estimators=(Fixed(), TeacherSignal(coef=0.5))), data)
@@ -77,8 +85,15 @@ class TestTeacherSignal:
 
 
 PARTS = (
-    GRPO(), GRPO(scale="batch"), RLOO(), GDPO(weights=(1.0, 0.5)), GPG(), BatchBaseline(),
-    ReinforcePlusPlusBaseline(), TeacherSignal(), TeacherSignal(normalize="window"),
+    GRPO(),
+    GRPO(scale="batch"),
+    RLOO(),
+    GDPO(weights=(1.0, 0.5)),
+    GPG(),
+    BatchBaseline(),
+    ReinforcePlusPlusBaseline(),
+    TeacherSignal(),
+    TeacherSignal(normalize="window"),
 )
 
 
@@ -97,7 +112,10 @@ class TestCombined:
         estimator = Combined(estimators=(GDPO(), TeacherSignal(normalize="window"), GRPO(scale="batch")))
         estimate, layout = estimator.estimate(data), data.layout
         whole = Objective(estimator=estimator).freeze([(estimate, layout)]).advantages(estimate, layout)
-        cut = [(layout.rows_of(estimate, rows), layout.rows(rows)) for rows in (torch.tensor([2, 0]), torch.tensor([3, 1]))]
+        cut = [
+            (layout.rows_of(estimate, rows), layout.rows(rows))
+            for rows in (torch.tensor([2, 0]), torch.tensor([3, 1]))
+        ]
         window = Objective(estimator=estimator).freeze(cut)
         for (part, own), rows in zip(cut, ([2, 0], [3, 1]), strict=True):
             close(window.advantages(part, own), layout.rows_of(whole, torch.tensor(rows)), 1e-12)
@@ -128,8 +146,11 @@ class TestCombined:
     def test_a_sequence_without_any_position_is_refused_where_it_would_be_missed(self):
         layout = PackedLayout(torch.tensor([0, 1, 1]), torch.tensor([True]))
         data = Rollouts(
-            rewards=torch.tensor([[1.0, 0.0], [0.0, 1.0]]), group_ids=torch.tensor([7, 7]), layout=layout,
-            old_logprobs=torch.zeros(1), teacher_logprobs=torch.zeros(1),
+            rewards=torch.tensor([[1.0, 0.0], [0.0, 1.0]]),
+            group_ids=torch.tensor([7, 7]),
+            layout=layout,
+            old_logprobs=torch.zeros(1),
+            teacher_logprobs=torch.zeros(1),
         )
         with pytest.raises(CapabilityError, match="no position at all"):
             Combined(estimators=(GDPO(), TeacherSignal())).estimate(data)
@@ -137,8 +158,11 @@ class TestCombined:
 
     def test_bad_options_are_refused(self):
         for options in (
-            {}, {"estimators": (GRPO,)}, {"estimators": (Combined(estimators=(GRPO(),)),)},
-            {"estimators": (GRPO(),), "weights": (1.0, 2.0)}, {"estimators": (GRPO(),), "weights": (math.nan,)},
+            {},
+            {"estimators": (GRPO,)},
+            {"estimators": (Combined(estimators=(GRPO(),)),)},
+            {"estimators": (GRPO(),), "weights": (1.0, 2.0)},
+            {"estimators": (GRPO(),), "weights": (math.nan,)},
         ):
             with pytest.raises(CapabilityError):
                 Combined(**options)
@@ -156,7 +180,9 @@ def whiten_shard(values: list[float], ddof: int) -> list[float]:
     """One context rank's tokens of the one sequence."""
     layout = PaddedLayout(torch.ones(1, len(values), dtype=torch.bool), total_tokens=torch.tensor([4.0]))
     data = Rollouts(
-        rewards=torch.zeros(1), group_ids=torch.tensor([0]), layout=layout,
+        rewards=torch.zeros(1),
+        group_ids=torch.tensor([0]),
+        layout=layout,
         old_logprobs=torch.zeros(1, len(values), dtype=torch.float64),
         teacher_logprobs=torch.tensor([values], dtype=torch.float64),
     )

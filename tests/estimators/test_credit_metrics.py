@@ -30,7 +30,9 @@ def report(stats):
 
 def test_group_metrics_from_raw_rewards():
     mask = [[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0], [1, 1, 1]]
-    found = report(group_metrics(rollouts_of(mask, [1.0, 0.0, 0.5, 2.0, 2.0], groups=[4, 4, 4, 8, 8]), dropped_groups=3))
+    found = report(
+        group_metrics(rollouts_of(mask, [1.0, 0.0, 0.5, 2.0, 2.0], groups=[4, 4, 4, 8, 8]), dropped_groups=3)
+    )
     baselines = [0.25, 0.75, 0.5, 2.0, 2.0]
     assert found == {
         "group/baseline_mean": pytest.approx(sum(baselines) / 5),
@@ -60,7 +62,10 @@ def test_nothing_is_reported_where_nothing_was_measured():
 
 
 def test_constant_rewards_have_no_residue():
-    assert report(group_metrics(rollouts_of([[1]] * 3, [0.7] * 3, groups=[0] * 3)))["group/advantage_abs_mean"] == 0.0
+    assert (
+        report(group_metrics(rollouts_of([[1]] * 3, [0.7] * 3, groups=[0] * 3)))["group/advantage_abs_mean"]
+        == 0.0
+    )
 
 
 def test_explained_variance():
@@ -73,7 +78,9 @@ def test_explained_variance():
         "opposite": (-target, 1.0 - 4.0),
     }
     for prediction, expected in cases.values():
-        assert report(value_metrics(prediction, target, layout))["value/explained_variance"] == pytest.approx(expected)
+        assert report(value_metrics(prediction, target, layout))["value/explained_variance"] == pytest.approx(
+            expected
+        )
     garbage = torch.where(mask, target, torch.nan)
     assert report(value_metrics(garbage, garbage, layout)) == report(value_metrics(target, target, layout))
     assert "value/explained_variance" not in report(value_metrics(target, torch.ones_like(target), layout))
@@ -82,7 +89,10 @@ def test_explained_variance():
 def test_explained_variance_over_any_partition():
     target, prediction = (torch.randn(97, dtype=torch.float64) + 1e4 for _ in range(2))
     whole = ExplainedVariance.between(target, prediction)
-    parts = [ExplainedVariance.between(target[s], prediction[s]) for s in (slice(0, 1), slice(1, 40), slice(40, 97))]
+    parts = [
+        ExplainedVariance.between(target[s], prediction[s])
+        for s in (slice(0, 1), slice(1, 40), slice(40, 97))
+    ]
     merged = parts[2].merge(ExplainedVariance.identity()).merge(parts[0]).merge(parts[1])
     assert merged.value.item() == pytest.approx(whole.value.item(), rel=1e-11)
     with pytest.raises(ShapeError, match="prediction"):
@@ -90,7 +100,9 @@ def test_explained_variance_over_any_partition():
 
 
 def test_minimum_merges_and_reports_its_sign():
-    found = Minimum.of(torch.tensor([3.0, -2.0])).merge(Minimum.identity()).merge(Minimum.of(torch.tensor([5.0])))
+    found = (
+        Minimum.of(torch.tensor([3.0, -2.0])).merge(Minimum.identity()).merge(Minimum.of(torch.tensor([5.0])))
+    )
     assert report({"x": found}) == {"x": -2.0}
     assert report({"x": Minimum.of(torch.tensor([3.0]))}) == {"x": 3.0}
     assert report({"x": Minimum.identity()}) == {}
@@ -117,7 +129,9 @@ def test_lengths_split_by_outcome():
     close(found["response/length_max"].value, 4.0)
     close(found["response/correct_length_"].mean, 3.0)
     close(found["response/incorrect_length_"].mean, 1.5)
-    found = length_metrics(rollouts, correct=torch.tensor([False, True, False, True]), lengths=torch.tensor([9, 8, 7, 6]))
+    found = length_metrics(
+        rollouts, correct=torch.tensor([False, True, False, True]), lengths=torch.tensor([9, 8, 7, 6])
+    )
     close(found["response/correct_length_"].mean, 8.0)
     close(found["response/incorrect_length_"].mean, 8.0)
     with pytest.raises(ShapeError, match="correct"):
@@ -137,8 +151,10 @@ def test_every_metric_is_declared_with_its_kind():
     rollouts = rollouts_of([[1, 1]], [1.0])
     layout, ones = rollouts.layout, torch.ones(1, 2)
     found = {
-        **group_metrics(rollouts), **length_metrics(rollouts),
-        **value_metrics(ones, ones, layout), **advantage_metrics(ones, layout),
+        **group_metrics(rollouts),
+        **length_metrics(rollouts),
+        **value_metrics(ones, ones, layout),
+        **advantage_metrics(ones, layout),
     }
     assert {name: type(stat) for name, stat in found.items()} == {
         name: metric.kind for name, metric in CREDIT_METRICS.items()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rlobjectives import (
     GAE,
-    CapabilityError,
     GRPO,
+    CapabilityError,
     MissingColumnError,
     NonFiniteError,
     Objective,
@@ -95,7 +95,10 @@ def test_the_reward_goes_to_the_last_action_token_not_the_last_token(kind):
 def test_segments_and_sessions(kind):
     mask, values = [[1, 1], [1, 1]], [[0.1, 0.2], [0.3, 0.4]]
     options = {"discount": 0.9, "trace_decay": 0.8}
-    close(run(mask, [1.0, 1.0], values, kind, options), [[[0.656, 0.8], [0.492, 0.6]], [[0.756, 1.0], [0.792, 1.0]]])
+    close(
+        run(mask, [1.0, 1.0], values, kind, options),
+        [[[0.656, 0.8], [0.492, 0.6]], [[0.756, 1.0], [0.792, 1.0]]],
+    )
     session = {**options, "reward_scope": "session"}
     expected = [[[0.3854528, 0.42424], [0.492, 0.6]], [[0.4854528, 0.62424], [0.792, 1.0]]]
     scored = torch.tensor([False, True])
@@ -156,16 +159,37 @@ def test_equals_the_plain_recursion(seed, lengths, discount, decay, observations
     draw = lambda n: torch.randn(n, generator=rng, dtype=torch.float64).tolist()
     mask = [[int(x >= holes) for x in torch.rand(n, generator=rng).tolist()] for n in lengths]
     values, extra = [draw(n) for n in lengths], [draw(n) for n in lengths]
-    rewards, ends, cut = draw(len(lengths)), draw(len(lengths)), (torch.rand(len(lengths), generator=rng) < 0.5).tolist()
-    options = {"discount": discount, "trace_decay": decay, "observations": observations, "on_lost_reward": "drop"}
+    rewards, ends, cut = (
+        draw(len(lengths)),
+        draw(len(lengths)),
+        (torch.rand(len(lengths), generator=rng) < 0.5).tolist(),
+    )
+    options = {
+        "discount": discount,
+        "trace_decay": decay,
+        "observations": observations,
+        "on_lost_reward": "drop",
+    }
     advantages, returns = run(
-        mask, rewards, values, kind, options, token_rewards=extra, truncated=cut,
+        mask,
+        rewards,
+        values,
+        kind,
+        options,
+        token_rewards=extra,
+        truncated=cut,
         bootstrap_values=torch.tensor(ends, dtype=torch.float64),
     )
     for row in range(len(lengths)):
         expected = oracle.masked_gae(
-            values[row], mask[row], rewards[row], discount, decay, token_rewards=extra[row],
-            bootstrap=ends[row] if cut[row] else 0.0, observations=observations,
+            values[row],
+            mask[row],
+            rewards[row],
+            discount,
+            decay,
+            token_rewards=extra[row],
+            bootstrap=ends[row] if cut[row] else 0.0,
+            observations=observations,
         )
         close(advantages[row], expected[0])
         close(returns[row], expected[1])
@@ -206,8 +230,12 @@ def test_kl_shaping_on_action_tokens_only():
     mask = [[1, 0, 1]]
     options = {"discount": 0.9, "trace_decay": 0.8, "kl_coef": 0.1}
     rollouts = rollouts_of(
-        mask, [1.0], values=[[0.1, 7.0, 0.3]], token_rewards=[[0.5, math.nan, 0.0]],
-        old_logprobs=[[-1.0, math.nan, -2.0]], ref_logprobs=[[-1.5, math.inf, -1.0]],
+        mask,
+        [1.0],
+        values=[[0.1, 7.0, 0.3]],
+        token_rewards=[[0.5, math.nan, 0.0]],
+        old_logprobs=[[-1.0, math.nan, -2.0]],
+        ref_logprobs=[[-1.5, math.inf, -1.0]],
     )
     found = GAE(**options).estimate(rollouts)
     expected = oracle.masked_gae([0.1, 7.0, 0.3], mask[0], 1.0, 0.9, 0.8, token_rewards=[0.5 - 0.05, 0, 0.1])
@@ -228,8 +256,12 @@ class TestTruncation:
     def test_only_marked_sequences_are_bootstrapped(self):
         mask, values = [[1, 1], [1, 1]], [[0.1, 0.2], [0.1, 0.2]]
         advantages, _ = run(
-            mask, [0.0, 0.0], values, options={"discount": 0.9, "trace_decay": 0.8},
-            truncated=[True, False], bootstrap_values=torch.tensor([2.0, math.nan]),
+            mask,
+            [0.0, 0.0],
+            values,
+            options={"discount": 0.9, "trace_decay": 0.8},
+            truncated=[True, False],
+            bootstrap_values=torch.tensor([2.0, math.nan]),
         )
         close(advantages[0], oracle.masked_gae(values[0], mask[0], 0.0, 0.9, 0.8, bootstrap=2.0)[0])
         close(advantages[1], oracle.masked_gae(values[1], mask[1], 0.0, 0.9, 0.8)[0])
@@ -297,7 +329,9 @@ class TestTraceDecays:
 
 class TestNormalisation:
     def test_population_with_epsilon_added(self):
-        estimator = GAE(discount=0.9, trace_decay=0.8, normalize="window", ddof=0, epsilon=1e-8, epsilon_mode="add")
+        estimator = GAE(
+            discount=0.9, trace_decay=0.8, normalize="window", ddof=0, epsilon=1e-8, epsilon_mode="add"
+        )
         expected = [-1.126350862067, 0, -0.177432392967, 0, 1.303783255034]
         close(final(estimator, rollouts_of([M5], [1.0], values=[V5])), [expected], 1e-10)
 
@@ -342,10 +376,22 @@ class TestNormalisation:
 @pytest.mark.parametrize(
     "options",
     [
-        {"discount": 1.01}, {"discount": -0.1}, {"trace_decay": 1.5}, {"value_trace_decay": -1.0},
-        {"adaptive_alpha": 0.0}, {"kl_coef": -1.0}, {"kl_estimator": "k4"}, {"reward_scope": "turn"},
-        {"observations": "drop"}, {"normalize": "batch"}, {"ddof": 2}, {"epsilon": -1.0},
-        {"epsilon_mode": "max"}, {"on_lost_reward": "warn"}, {"weights": (float("nan"),)}, {"discount": True},
+        {"discount": 1.01},
+        {"discount": -0.1},
+        {"trace_decay": 1.5},
+        {"value_trace_decay": -1.0},
+        {"adaptive_alpha": 0.0},
+        {"kl_coef": -1.0},
+        {"kl_estimator": "k4"},
+        {"reward_scope": "turn"},
+        {"observations": "drop"},
+        {"normalize": "batch"},
+        {"ddof": 2},
+        {"epsilon": -1.0},
+        {"epsilon_mode": "max"},
+        {"on_lost_reward": "warn"},
+        {"weights": (float("nan"),)},
+        {"discount": True},
     ],
 )
 def test_bad_options_are_refused(options):
@@ -370,7 +416,9 @@ def test_needs_a_critic_and_whole_sequences():
 
 def test_low_precision_values_give_float32():
     rollouts = Rollouts(
-        rewards=torch.ones(1), group_ids=torch.tensor([0]), layout=layout_of([[1, 1]]),
+        rewards=torch.ones(1),
+        group_ids=torch.tensor([0]),
+        layout=layout_of([[1, 1]]),
         values=torch.tensor([[0.5, 0.25]], dtype=torch.bfloat16),
     )
     assert GAE().estimate(rollouts).dtype is torch.float32
@@ -378,7 +426,9 @@ def test_low_precision_values_give_float32():
 
 def test_no_gradient_reaches_the_values():
     values = torch.tensor([[0.1, 0.2]], requires_grad=True)
-    rollouts = Rollouts(rewards=torch.ones(1), group_ids=torch.tensor([0]), layout=layout_of([[1, 1]]), values=values)
+    rollouts = Rollouts(
+        rewards=torch.ones(1), group_ids=torch.tensor([0]), layout=layout_of([[1, 1]]), values=values
+    )
     assert not GAE().estimate(rollouts).requires_grad
     assert not GAE().value_targets(rollouts).requires_grad
 

@@ -96,9 +96,7 @@ class TestGPG:
         close(final(GPG(), group_of(REWARDS)).flatten(), oracle.centred(REWARDS))
 
     def test_signs_of_rewards_do_not_change_the_count(self):
-        close(
-            final(GPG(), group_of([1.0, -1.0, -1.0, 1.0])).flatten(), [1.0, -1.0, -1.0, 1.0]
-        )
+        close(final(GPG(), group_of([1.0, -1.0, -1.0, 1.0])).flatten(), [1.0, -1.0, -1.0, 1.0])
 
     def test_the_count_is_taken_over_the_window(self):
         objective = Objective(estimator=GPG())
@@ -145,7 +143,10 @@ class TestPassAtK:
         for ids, part in ((40, one), (-3, other)):
             rows = [i for i, g in enumerate(groups) if g == ids]
             torch.testing.assert_close(
-                found[rows], torch.tensor(oracle.pass_at_k(part, k), dtype=torch.float64), rtol=1e-10, atol=1e-10
+                found[rows],
+                torch.tensor(oracle.pass_at_k(part, k), dtype=torch.float64),
+                rtol=1e-10,
+                atol=1e-10,
             )
 
     def test_large_groups_do_not_overflow(self):
@@ -165,7 +166,10 @@ class TestPassAtK:
         close(found, [1.0, -1 / 3, -1 / 3, -1 / 3, 0.0])
 
     def test_lead_numbers(self):
-        close(PassAtK(form="max_minus_second", epsilon=1e-6).estimate(group_of(REWARDS)), [1.044463753921, 0, 0, 0])
+        close(
+            PassAtK(form="max_minus_second", epsilon=1e-6).estimate(group_of(REWARDS)),
+            [1.044463753921, 0, 0, 0],
+        )
         close(PassAtK(form="max_minus_second", scale="none").estimate(group_of(REWARDS)), [0.5, 0, 0, 0])
 
     @settings(max_examples=40, deadline=None, derandomize=True)
@@ -182,10 +186,15 @@ class TestPassAtK:
 
     def test_lead_among_the_scored(self):
         scored = torch.tensor([True, True, False])
-        found = PassAtK(form="max_minus_second", scale="none").estimate(group_of([1.0, 0.25, 9.0], scored=scored))
+        found = PassAtK(form="max_minus_second", scale="none").estimate(
+            group_of([1.0, 0.25, 9.0], scored=scored)
+        )
         close(found, [0.75, 0.0, 0.0])
         one = torch.tensor([True, False, False])
-        assert PassAtK(form="max_minus_second").estimate(group_of([1.0, 0.0, 0.0], scored=one)).tolist() == [0.0] * 3
+        assert (
+            PassAtK(form="max_minus_second").estimate(group_of([1.0, 0.0, 0.0], scored=one)).tolist()
+            == [0.0] * 3
+        )
 
     def test_groups_too_small_to_draw_from(self):
         with pytest.raises(CapabilityError, match="draws 3"):
@@ -240,7 +249,9 @@ class TestBatchBaseline:
         scored = torch.tensor([True, True, False])
         found = final(BatchBaseline(), group_of([1.0, 0.0, 50.0], scored=scored))
         close(found.flatten(), [0.5, -0.5, 0.0])
-        layout = PaddedLayout(torch.ones(3, 1, dtype=torch.bool), sequence_mask=torch.tensor([True, True, False]))
+        layout = PaddedLayout(
+            torch.ones(3, 1, dtype=torch.bool), sequence_mask=torch.tensor([True, True, False])
+        )
         rollouts = Rollouts(rewards=torch.tensor([1.0, 0.0, 50.0]), group_ids=torch.arange(3), layout=layout)
         close(final(BatchBaseline(), rollouts)[:2].flatten(), [0.5, -0.5])
 
@@ -269,7 +280,12 @@ class TestOverlongPenalty:
         close(found, [oracle.overlong(n, 100, 20) for n in lengths])
 
     def test_bad_options_are_refused(self):
-        for options in ({"max_tokens": 0, "buffer_tokens": 1}, {"max_tokens": 5, "buffer_tokens": 6}, {"max_tokens": True, "buffer_tokens": 1}, {"max_tokens": 5, "buffer_tokens": 2.0}):
+        for options in (
+            {"max_tokens": 0, "buffer_tokens": 1},
+            {"max_tokens": 5, "buffer_tokens": 6},
+            {"max_tokens": True, "buffer_tokens": 1},
+            {"max_tokens": 5, "buffer_tokens": 2.0},
+        ):
             with pytest.raises(CapabilityError):
                 overlong_penalty(torch.tensor([1]), **options)
         with pytest.raises(ShapeError):
@@ -278,7 +294,15 @@ class TestOverlongPenalty:
             overlong_penalty(torch.tensor([True]), max_tokens=5, buffer_tokens=2)
 
 
-CENTRING = [OPO(), GPG(), GPG(count="nonzero"), MaxRL(), PassAtK(k=2), PassAtK(form="max_minus_second"), PassAtK(k=2, epsilon=1e-6)]
+CENTRING = [
+    OPO(),
+    GPG(),
+    GPG(count="nonzero"),
+    MaxRL(),
+    PassAtK(k=2),
+    PassAtK(form="max_minus_second"),
+    PassAtK(k=2, epsilon=1e-6),
+]
 
 
 @pytest.mark.parametrize("estimator", CENTRING, ids=repr)
@@ -310,10 +334,19 @@ def test_bad_common_options_are_refused(kind):
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        (GPG, {"count": "all"}), (GPG, {"divisor": 0.0}), (MaxRL, {"epsilon": -1.0}), (PassAtK, {"k": 0}),
-        (PassAtK, {"k": True}), (PassAtK, {"form": "best"}), (PassAtK, {"scale": "batch"}),
-        (PassAtK, {"epsilon": -1.0}), (PassAtK, {"threshold": math.inf}), (BatchBaseline, {"scale": "group"}),
-        (BatchBaseline, {"ddof": 2}), (BatchBaseline, {"epsilon": -1.0}), (BatchBaseline, {"weights": (math.nan,)}),
+        (GPG, {"count": "all"}),
+        (GPG, {"divisor": 0.0}),
+        (MaxRL, {"epsilon": -1.0}),
+        (PassAtK, {"k": 0}),
+        (PassAtK, {"k": True}),
+        (PassAtK, {"form": "best"}),
+        (PassAtK, {"scale": "batch"}),
+        (PassAtK, {"epsilon": -1.0}),
+        (PassAtK, {"threshold": math.inf}),
+        (BatchBaseline, {"scale": "group"}),
+        (BatchBaseline, {"ddof": 2}),
+        (BatchBaseline, {"epsilon": -1.0}),
+        (BatchBaseline, {"weights": (math.nan,)}),
     ],
 )
 def test_bad_options_are_refused(kind, options):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import pytest
 import torch
@@ -28,8 +29,8 @@ both_layouts = pytest.mark.parametrize("kind", LAYOUTS)
 
 
 class TestReinforcePlusPlus:
-    MASK = [[1, 1, 1], [1, 1, 0]]
-    COLUMNS = {
+    MASK: ClassVar = [[1, 1, 1], [1, 1, 0]]
+    COLUMNS: ClassVar = {
         "old_logprobs": [[0.2, -0.1, 0.3], [0.05, 0.4, 9.0]],
         "ref_logprobs": [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]],
     }
@@ -57,11 +58,15 @@ class TestReinforcePlusPlus:
     @pytest.mark.parametrize("observations", ["skip", "step"])
     def test_observations(self, kind, observations):
         mask = [[1, 0, 0, 1, 0], [0, 1, 1]]
-        rollouts = rollouts_of(mask, [1.0, 2.0], kind, token_rewards=[[0.5, 9.0, 9.0, 0.25, 9.0], [9.0, 1.0, 0.0]])
+        rollouts = rollouts_of(
+            mask, [1.0, 2.0], kind, token_rewards=[[0.5, 9.0, 9.0, 0.25, 9.0], [9.0, 1.0, 0.0]]
+        )
         found = ReinforcePlusPlus(discount=0.9, observations=observations).estimate(rollouts)
         rewards = [[0.5, 0, 0, 1.25, 0], [0, 1.0, 2.0]]
         through = observations == "step"
-        expected = [oracle.to_go(r, m, 0.9, through_masked=through) for r, m in zip(rewards, mask, strict=True)]
+        expected = [
+            oracle.to_go(r, m, 0.9, through_masked=through) for r, m in zip(rewards, mask, strict=True)
+        ]
         for one, other in zip(rows_of(found, mask, kind), expected, strict=True):
             close(one, other)
 
@@ -77,7 +82,9 @@ class TestReinforcePlusPlus:
             ReinforcePlusPlus().estimate(rollouts_of([[0]], [1.0]))
 
     def test_a_window_of_equal_returns_gives_exact_zeros(self):
-        assert final(ReinforcePlusPlus(), rollouts_of([[1, 1], [1, 0]], [0.7, 0.7])).tolist() == [[0.0, 0.0]] * 2
+        assert (
+            final(ReinforcePlusPlus(), rollouts_of([[1, 1], [1, 0]], [0.7, 0.7])).tolist() == [[0.0, 0.0]] * 2
+        )
 
     def test_without_normalisation_the_returns_come_through(self):
         rollouts = rollouts_of([[1, 1]], [1.0])
@@ -91,8 +98,15 @@ class TestReinforcePlusPlus:
 
     @pytest.mark.parametrize(
         "options",
-        [{"discount": 2.0}, {"observations": "zero_value"}, {"kl_coef": -1.0}, {"kl_estimator": "k9"},
-         {"on_lost_reward": "x"}, {"weights": (math.nan,)}, {"ddof": 3}],
+        [
+            {"discount": 2.0},
+            {"observations": "zero_value"},
+            {"kl_coef": -1.0},
+            {"kl_estimator": "k9"},
+            {"on_lost_reward": "x"},
+            {"weights": (math.nan,)},
+            {"ddof": 3},
+        ],
     )
     def test_bad_options_are_refused(self, options):
         with pytest.raises(CapabilityError):
@@ -100,7 +114,7 @@ class TestReinforcePlusPlus:
 
 
 class TestReinforcePlusPlusBaseline:
-    MASK = [[1, 1, 1], [1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    MASK: ClassVar = [[1, 1, 1], [1, 0, 0], [1, 1, 0], [0, 1, 1]]
 
     def rollouts(self):
         return rollouts_of(self.MASK, [1.0, 0.0, 0.5, 0.0], groups=[4, 4, 4, 4])
@@ -131,7 +145,9 @@ class TestReinforcePlusPlusBaseline:
 
     def test_singletons(self):
         with pytest.raises(CapabilityError, match="single completion"):
-            ReinforcePlusPlusBaseline().estimate(rollouts_of([[1], [1], [1]], [1.0, 2.0, 3.0], groups=[0, 1, 1]))
+            ReinforcePlusPlusBaseline().estimate(
+                rollouts_of([[1], [1], [1]], [1.0, 2.0, 3.0], groups=[0, 1, 1])
+            )
         found = ReinforcePlusPlusBaseline(on_singleton="zero").estimate(
             rollouts_of([[1], [1], [1]], [1.0, 2.0, 3.0], groups=[0, 1, 1])
         )
@@ -150,20 +166,26 @@ class TestReinforcePlusPlusBaseline:
 
 
 class TestReMax:
-    MASK = [[1, 1, 1], [1, 1, 0]]
+    MASK: ClassVar = [[1, 1, 1], [1, 1, 0]]
 
     @both_layouts
     def test_numbers(self, kind):
         rollouts = rollouts_of(
-            self.MASK, [0.0, 0.0], kind, token_rewards=[[0, 0, 1], [0, 0.5, 0]],
+            self.MASK,
+            [0.0, 0.0],
+            kind,
+            token_rewards=[[0, 0, 1], [0, 0.5, 0]],
             greedy_rewards=torch.tensor([0.4, 0.2], dtype=torch.float64),
         )
         close(rows_of(ReMax().estimate(rollouts), self.MASK, kind), [[0.6, 0.6, 0.6], [0.3, 0.3, 0]])
 
     def test_sequence_rewards_weights_and_shaping(self):
         rollouts = rollouts_of(
-            [[1, 0, 1]], [[1.0, 2.0]], greedy_rewards=torch.tensor([[0.5, 1.0]]),
-            old_logprobs=[[-1.0, math.nan, -1.0]], ref_logprobs=[[-2.0, math.nan, -1.5]],
+            [[1, 0, 1]],
+            [[1.0, 2.0]],
+            greedy_rewards=torch.tensor([[0.5, 1.0]]),
+            old_logprobs=[[-1.0, math.nan, -1.0]],
+            ref_logprobs=[[-2.0, math.nan, -1.5]],
         )
         found = ReMax(weights=(1.0, 0.5), kl_coef=0.1).estimate(rollouts)
         close(found, [[2.0 - 1.0 - 0.1 - 0.05, 0.0, 2.0 - 1.0 - 0.05]])
@@ -177,7 +199,12 @@ class TestReMax:
             rollouts_of([[1]], [1.0], greedy_rewards=torch.tensor([1.0, 2.0]))
 
     def test_bad_options_are_refused(self):
-        for options in ({"kl_coef": -1.0}, {"on_lost_reward": "x"}, {"weights": (math.nan,)}, {"normalize": "x"}):
+        for options in (
+            {"kl_coef": -1.0},
+            {"on_lost_reward": "x"},
+            {"weights": (math.nan,)},
+            {"normalize": "x"},
+        ):
             with pytest.raises(CapabilityError):
                 ReMax(**options)
 
@@ -186,7 +213,11 @@ class TestOptimalTokenBaseline:
     def rollouts(self, kind="padded"):
         logs = [[math.log(0.5), math.log(0.8)], [math.log(0.4), math.log(0.9)]]
         return rollouts_of(
-            [[1, 1], [1, 1]], [1.0, 0.0], kind, groups=[3, 3], old_logprobs=logs,
+            [[1, 1], [1, 1]],
+            [1.0, 0.0],
+            kind,
+            groups=[3, 3],
+            old_logprobs=logs,
             squared_probs=[[0.4, 0.7], [0.3, 0.85]],
         )
 
@@ -197,7 +228,11 @@ class TestOptimalTokenBaseline:
         close(rows_of(found, [[1, 1]] * 2, kind), expected)
 
     @settings(max_examples=60, deadline=None, derandomize=True)
-    @given(seed=st.integers(0, 2**20), sizes=st.lists(st.integers(2, 4), min_size=1, max_size=3), kind=st.sampled_from(LAYOUTS))
+    @given(
+        seed=st.integers(0, 2**20),
+        sizes=st.lists(st.integers(2, 4), min_size=1, max_size=3),
+        kind=st.sampled_from(LAYOUTS),
+    )
     def test_equals_the_plain_formula(self, seed, sizes, kind):
         rng = torch.Generator().manual_seed(seed)
         count = sum(sizes)
@@ -208,11 +243,19 @@ class TestOptimalTokenBaseline:
         uniform = lambda n: (0.05 + 0.9 * torch.rand(n, generator=rng, dtype=torch.float64)).tolist()
         mask = [(torch.rand(n, generator=rng) > 0.3).int().tolist() for n in lengths]
         probs, squared, extra = ([uniform(n) for n in lengths] for _ in range(3))
-        squared = [[p * p + s * (1 - p) ** 2 for p, s in zip(*two, strict=True)] for two in zip(probs, squared, strict=True)]
+        squared = [
+            [p * p + s * (1 - p) ** 2 for p, s in zip(*two, strict=True)]
+            for two in zip(probs, squared, strict=True)
+        ]
         rewards = uniform(count)
         rollouts = rollouts_of(
-            mask, rewards, kind, groups=groups, token_rewards=extra,
-            old_logprobs=[[math.log(p) for p in row] for row in probs], squared_probs=squared,
+            mask,
+            rewards,
+            kind,
+            groups=groups,
+            token_rewards=extra,
+            old_logprobs=[[math.log(p) for p in row] for row in probs],
+            squared_probs=squared,
         )
         found = OptimalTokenBaseline(on_lost_reward="drop").estimate(rollouts)
         returns = []
@@ -222,7 +265,9 @@ class TestOptimalTokenBaseline:
             if last is not None:
                 gains[last] += rewards[row]
             returns.append(oracle.to_go(gains, counted, 1.0))
-        energy = [[1 - 2 * p + s for p, s in zip(*rows, strict=True)] for rows in zip(probs, squared, strict=True)]
+        energy = [
+            [1 - 2 * p + s for p, s in zip(*rows, strict=True)] for rows in zip(probs, squared, strict=True)
+        ]
         expected = oracle.optimal_token_baseline(returns, energy, mask, groups, 1e-8)
         for one, other in zip(rows_of(found, mask, kind), expected, strict=True):
             close(one, other)
@@ -230,7 +275,11 @@ class TestOptimalTokenBaseline:
     def test_importance_weights_are_capped_and_squared(self):
         logs = [[0.0], [-1.0]]
         rollouts = rollouts_of(
-            [[1], [1]], [1.0, 0.0], groups=[0, 0], old_logprobs=logs, behavior_logprobs=[[-5.0], [-1.5]],
+            [[1], [1]],
+            [1.0, 0.0],
+            groups=[0, 0],
+            old_logprobs=logs,
+            behavior_logprobs=[[-5.0], [-1.5]],
             squared_probs=[[2.0], [0.5]],
         )
         weights = [(1 - 2 + 2.0) * 4.0, (1 - 2 * math.exp(-1) + 0.5) * math.exp(0.5) ** 2]
@@ -241,7 +290,9 @@ class TestOptimalTokenBaseline:
 
     def test_equal_returns_are_exactly_zero_and_a_lone_tail_keeps_its_return(self):
         columns = {"old_logprobs": [[-1.0, -1.0], [-2.0, -1.0]], "squared_probs": [[0.5, 0.5], [0.4, 0.4]]}
-        found = OptimalTokenBaseline().estimate(rollouts_of([[1, 1], [0, 1]], [0.7, 0.7], groups=[0, 0], **columns))
+        found = OptimalTokenBaseline().estimate(
+            rollouts_of([[1, 1], [0, 1]], [0.7, 0.7], groups=[0, 0], **columns)
+        )
         assert found.tolist() == [[0.0, 0.7], [0.0, 0.0]]
 
     def test_singletons_and_unscored(self):
@@ -256,14 +307,25 @@ class TestOptimalTokenBaseline:
 
     def test_what_it_needs(self):
         with pytest.raises(MissingColumnError, match="squared_probs"):
-            OptimalTokenBaseline().estimate(rollouts_of([[1], [1]], [1.0, 0.0], groups=[0, 0], old_logprobs=[[0.0]] * 2))
-        for options in ({"importance_clip": 0.0}, {"baseline_epsilon": -1.0}, {"on_singleton": "x"}, {"on_lost_reward": "x"}, {"weights": (math.nan,)}):
+            OptimalTokenBaseline().estimate(
+                rollouts_of([[1], [1]], [1.0, 0.0], groups=[0, 0], old_logprobs=[[0.0]] * 2)
+            )
+        for options in (
+            {"importance_clip": 0.0},
+            {"baseline_epsilon": -1.0},
+            {"on_singleton": "x"},
+            {"on_lost_reward": "x"},
+            {"weights": (math.nan,)},
+        ):
             with pytest.raises(CapabilityError):
                 OptimalTokenBaseline(**options)
 
     def test_a_mask_of_any_kind_reads_nothing_beneath(self):
         clean = {"old_logprobs": [[-1.0, 0.0], [-2.0, -1.0]], "squared_probs": [[0.5, 0.0], [0.4, 0.4]]}
-        dirty = {"old_logprobs": [[-1.0, math.inf], [-2.0, -1.0]], "squared_probs": [[0.5, math.nan], [0.4, 0.4]]}
+        dirty = {
+            "old_logprobs": [[-1.0, math.inf], [-2.0, -1.0]],
+            "squared_probs": [[0.5, math.nan], [0.4, 0.4]],
+        }
         mask = [[1, 0], [1, 1]]
         one, other = (
             OptimalTokenBaseline().estimate(rollouts_of(mask, [1.0, 0.0], groups=[0, 0], **columns))

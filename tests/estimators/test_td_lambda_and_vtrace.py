@@ -30,9 +30,13 @@ def test_td_lambda_numbers(kind):
 def test_td_lambda_is_gae_plus_values(kind, observations):
     mask = [[1, 0, 1, 1, 0], [0, 1]]
     rollouts = rollouts_of(
-        mask, [1.0, -2.0], kind, values=[[0.1, 7.0, 0.2, 8.0, 0.3], [0.4, 0.6]],
+        mask,
+        [1.0, -2.0],
+        kind,
+        values=[[0.1, 7.0, 0.2, 8.0, 0.3], [0.4, 0.6]],
         token_rewards=[[0.5, 9.0, -0.5, 0.0, 9.0], [9.0, 1.0]],
-        truncated=[False, True], bootstrap_values=torch.tensor([9.0, 3.0]),
+        truncated=[False, True],
+        bootstrap_values=torch.tensor([9.0, 3.0]),
     )
     options = {"discount": 0.9, "trace_decay": 0.7, "observations": observations}
     gae, td = GAE(**options), TDLambda(**options)
@@ -51,8 +55,14 @@ def test_vtrace_numbers(kind):
         [[1] * 4], [1.0], kind, values=[VALUES], old_logprobs=[logs], behavior_logprobs=[[0.0] * 4]
     )
     found = VTrace(discount=0.99).credit(rollouts)
-    close(rows_of(found.returns, [[1] * 4], kind), [[0.852247863116, 0.86085642739, 0.961736713157, 0.971451225411]])
-    close(rows_of(found.advantages, [[1] * 4], kind), [[0.352247863116, 0.26085642739, 0.561736713157, 0.271451225411]])
+    close(
+        rows_of(found.returns, [[1] * 4], kind),
+        [[0.852247863116, 0.86085642739, 0.961736713157, 0.971451225411]],
+    )
+    close(
+        rows_of(found.advantages, [[1] * 4], kind),
+        [[0.352247863116, 0.26085642739, 0.561736713157, 0.271451225411]],
+    )
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -71,22 +81,41 @@ def test_vtrace_equals_the_plain_recursion(seed, lengths, discount, decay, clips
     values, extra, logs = ([draw(n) for n in lengths] for _ in range(3))
     rewards, ends = draw(len(lengths)), draw(len(lengths))
     rollouts = rollouts_of(
-        mask, rewards, kind, values=values, token_rewards=extra, old_logprobs=logs,
-        behavior_logprobs=[[0.0] * n for n in lengths], truncated=[True] * len(lengths),
+        mask,
+        rewards,
+        kind,
+        values=values,
+        token_rewards=extra,
+        old_logprobs=logs,
+        behavior_logprobs=[[0.0] * n for n in lengths],
+        truncated=[True] * len(lengths),
         bootstrap_values=torch.tensor(ends, dtype=torch.float64),
     )
     estimator = VTrace(
-        discount=discount, trace_decay=decay, rho_clip=clips[0], trace_clip=clips[1], policy_rho_clip=clips[2],
+        discount=discount,
+        trace_decay=decay,
+        rho_clip=clips[0],
+        trace_clip=clips[1],
+        policy_rho_clip=clips[2],
         on_lost_reward="drop",
     )
-    targets, advantages = rows_of(estimator.value_targets(rollouts), mask, kind), rows_of(estimator.estimate(rollouts), mask, kind)
+    targets, advantages = (
+        rows_of(estimator.value_targets(rollouts), mask, kind),
+        rows_of(estimator.estimate(rollouts), mask, kind),
+    )
     for row, counted in enumerate(mask):
         pick = lambda column: oracle.actions(column[row], counted)  # noqa: B023
         gains = pick(extra)
         if gains:
             gains[-1] += rewards[row]
         expected = oracle.vtrace(
-            pick(values), gains, [math.exp(x) for x in pick(logs)], discount, decay, *clips, bootstrap=ends[row]
+            pick(values),
+            gains,
+            [math.exp(x) for x in pick(logs)],
+            discount,
+            decay,
+            *clips,
+            bootstrap=ends[row],
         )
         close(targets[row], oracle.spread(expected[0], counted))
         close(advantages[row], oracle.spread(expected[1], counted))
@@ -102,7 +131,9 @@ def test_vtrace_on_policy_has_the_targets_of_gae():
 def test_vtrace_reads_nothing_under_the_mask_and_survives_any_ratio():
     layout = layout_of([[1, 0, 1]])
     clean = vtrace_returns(layout, torch.tensor([[0.1, 0.0, 0.3]]), torch.tensor([[500.0, 0.0, -500.0]]))
-    dirty = vtrace_returns(layout, torch.tensor([[0.1, math.nan, 0.3]]), torch.tensor([[500.0, math.inf, -500.0]]))
+    dirty = vtrace_returns(
+        layout, torch.tensor([[0.1, math.nan, 0.3]]), torch.tensor([[500.0, math.inf, -500.0]])
+    )
     for one, other in zip(clean, dirty, strict=True):
         assert torch.equal(one, other)
         assert bool(torch.isfinite(one).all())
@@ -111,10 +142,18 @@ def test_vtrace_reads_nothing_under_the_mask_and_survives_any_ratio():
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        (TDLambda, {"discount": 2.0}), (TDLambda, {"trace_decay": -1.0}), (TDLambda, {"baseline": "mean"}),
-        (TDLambda, {"observations": "x"}), (TDLambda, {"on_lost_reward": "x"}), (TDLambda, {"weights": (math.inf,)}),
-        (VTrace, {"discount": 2.0}), (VTrace, {"trace_decay": 2.0}), (VTrace, {"rho_clip": 0.0}),
-        (VTrace, {"trace_clip": -1.0}), (VTrace, {"policy_rho_clip": math.nan}), (VTrace, {"on_lost_reward": "x"}),
+        (TDLambda, {"discount": 2.0}),
+        (TDLambda, {"trace_decay": -1.0}),
+        (TDLambda, {"baseline": "mean"}),
+        (TDLambda, {"observations": "x"}),
+        (TDLambda, {"on_lost_reward": "x"}),
+        (TDLambda, {"weights": (math.inf,)}),
+        (VTrace, {"discount": 2.0}),
+        (VTrace, {"trace_decay": 2.0}),
+        (VTrace, {"rho_clip": 0.0}),
+        (VTrace, {"trace_clip": -1.0}),
+        (VTrace, {"policy_rho_clip": math.nan}),
+        (VTrace, {"on_lost_reward": "x"}),
         (VTrace, {"weights": (math.inf,)}),
     ],
 )
