@@ -9,10 +9,13 @@ gets the full rectangle.
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from benchmarks.peers import PeerMissing, torchrl_functions, verl_functions, version
+from benchmarks.peers import PeerMissingError, torchrl_functions, verl_functions, version
 from benchmarks.timing import Row, arguments, compare, peak_bytes, table
 from rlobjectives import PackedLayout, PaddedLayout, TokenLayout
 from rlobjectives.functional import lambda_returns
@@ -35,12 +38,16 @@ def batch(rows: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def ours(layout: TokenLayout, values: Tensor, reward: Tensor) -> object:
+<<<<<<< HEAD
+=======
+    """Advantages and returns in one call."""
+>>>>>>> estimators
     return lambda_returns(layout, values=values, final_rewards=reward, discount=DISCOUNT, trace_decay=TRACE)
 
 
 def packed(values: Tensor, mask: Tensor) -> tuple[PackedLayout, Tensor]:
     """The same rows without padding."""
-    rows, width = mask.shape
+    width = mask.shape[1]
     ends = width - mask.flip(1).int().argmax(1)
     inside = torch.arange(width) < ends.unsqueeze(1)
     return PackedLayout(torch.cat([ends.new_zeros(1), ends.cumsum(0)]), mask[inside]), values[inside]
@@ -64,10 +71,12 @@ def error(rows: int = 4, width: int = 8192, decay: float = TRACE) -> float:
 
 
 def against_verl(sizes: tuple[tuple[int, int], ...], rounds: int) -> list[Row]:
+    """Time and memory beside verl's loop, padded and packed."""
     peer = verl_functions()
-    rows = []
+    found = []
     for count, width in sizes:
         values, mask, tokens, reward = batch(count, width)
+<<<<<<< HEAD
         floats, layout = mask.float(), PaddedLayout(mask)
         flat_layout, flat = packed(values, mask)
         whitening = compare(
@@ -89,23 +98,35 @@ def against_verl(sizes: tuple[tuple[int, int], ...], rounds: int) -> list[Row]:
             extra = (
                 peak_bytes(lambda: ours(own_layout, own_values, reward)) - 2 * own_values.numel() * 4
             ) / 2**20
+=======
+        floats = mask.float()
+        whiten = partial(peer["masked_whiten"], values, floats)
+        whitening = compare("", lambda: None, whiten, rounds=rounds).theirs
+        verl = partial(peer["compute_gae_advantage_return"], tokens, values, floats, DISCOUNT, TRACE)
+        for kind, (layout, own) in (
+            ("padded", (PaddedLayout(mask), values)),
+            ("packed", packed(values, mask)),
+        ):
+            mine = partial(ours, layout, own, reward)
+            row = compare(f"{count} × {width:,} {kind}", mine, verl, rounds=rounds, repeat=3)
+            less = (row.theirs - whitening) / row.ours
+            extra = (peak_bytes(mine) - 2 * own.numel() * own.element_size()) / 2**20
+>>>>>>> estimators
             note = f"{less:.0f}× without verl's whitening; {extra:.1f} MiB beyond the two results"
-            rows.append(Row(row.label, row.ours, row.theirs, row.ratio, note))
-    return rows
+            found.append(dataclasses.replace(row, note=note))
+    return found
 
 
 def against_torchrl(sizes: tuple[tuple[int, int], ...], rounds: int) -> list[Row]:
+    """Time beside torchrl's loop and its convolution, without any mask."""
     peer = torchrl_functions()
-    rows = []
+    found = []
     for count, width in sizes:
-        values, reward = torch.randn(count, width), torch.randn(count)
-        layout = PaddedLayout(torch.ones(count, width, dtype=torch.bool))
-        shape = (count, width, 1)
-        rewards = torch.zeros(shape)
-        rewards[:, -1, 0] = reward
-        done = torch.zeros(shape, dtype=torch.bool)
-        done[:, -1] = True
+        values, reward, shape = torch.randn(count, width), torch.randn(count), (count, width, 1)
+        rewards, done = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
+        rewards[:, -1, 0], done[:, -1] = reward, True
         ahead = torch.cat([values[:, 1:], values.new_zeros(count, 1)], dim=1).view(shape)
+<<<<<<< HEAD
         for name in ("generalized_advantage_estimate", "vec_generalized_advantage_estimate"):
 
             def torchrl() -> object:
@@ -121,22 +142,37 @@ def against_torchrl(sizes: tuple[tuple[int, int], ...], rounds: int) -> list[Row
                 )
             )
     return rows
+=======
+        mine = partial(ours, PaddedLayout(torch.ones(count, width, dtype=torch.bool)), values, reward)
+        for kind, name in (
+            ("loop", "generalized_advantage_estimate"),
+            ("convolution", "vec_generalized_advantage_estimate"),
+        ):
+            torchrl = partial(peer[name], DISCOUNT, TRACE, values.view(shape), ahead, rewards, done, done)
+            found.append(compare(f"{count} × {width:,} {kind}", mine, torchrl, rounds=rounds))
+    return found
+>>>>>>> estimators
 
 
 def main() -> None:
+    """Print the tables."""
     quick = arguments(__doc__ or "").quick
     sizes, rounds = (QUICK, 3) if quick else (FULL, 7)
     print(f"torch {torch.__version__}, one thread, CPU time of the thread")
     try:
         table(f"verl {version('verl')} compute_gae_advantage_return", against_verl(sizes, rounds))
-    except PeerMissing as missing:
+    except PeerMissingError as missing:
         print(missing)
     try:
         small = tuple(size for size in sizes if size[0] * size[1] <= 1 << 20)
         table(
             f"torchrl {version('torchrl')} generalized_advantage_estimate", against_torchrl(small[:2], rounds)
         )
+<<<<<<< HEAD
     except PeerMissing as missing:
+=======
+    except PeerMissingError as missing:
+>>>>>>> estimators
         print(missing)
     worst = {decay: error(decay=decay) for decay in (0.0, 0.01, 0.5, 0.95, 1.0)}
     print("\nlargest error over largest advantage, float32 in, against a float64 loop over 8,192 tokens:")

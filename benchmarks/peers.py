@@ -22,10 +22,10 @@ from typing import Any, Optional, Union
 import numpy
 import torch
 
-__all__ = ["PeerMissing", "extract", "torchrl_functions", "verl_functions", "version"]
+__all__ = ["PeerMissingError", "extract", "torchrl_functions", "verl_functions", "version"]
 
 
-class PeerMissing(ImportError):
+class PeerMissingError(ImportError):
     """The peer is not installed, or has not got the function."""
 
 
@@ -49,16 +49,20 @@ def extract(
         scope: Names they see beside each other.
 
     Raises:
-        PeerMissing: If the package, the file or a function is not there.
+        PeerMissingError: If the package, the file or a function is not there.
     """
     spec = importlib.util.find_spec(package)  # finds the folder without running it
     if spec is None or not spec.submodule_search_locations:
+<<<<<<< HEAD
         raise PeerMissing(
+=======
+        raise PeerMissingError(
+>>>>>>> estimators
             f"{package} is not installed. Install it without its dependencies (pip install --no-deps)."
         )
     path = Path(next(iter(spec.submodule_search_locations))) / module
     if not path.exists():
-        raise PeerMissing(f"{package} {version(package)} has no {module}.")
+        raise PeerMissingError(f"{package} {version(package)} has no {module}.")
     found = [
         node
         for node in ast.parse(path.read_text()).body
@@ -66,7 +70,9 @@ def extract(
     ]
     missing = set(names) - {node.name for node in found}
     if missing:
-        raise PeerMissing(f"{package} {version(package)} has no {', '.join(sorted(missing))} in {module}.")
+        raise PeerMissingError(
+            f"{package} {version(package)} has no {', '.join(sorted(missing))} in {module}."
+        )
     for node in found:
         node.decorator_list = [
             one for one in node.decorator_list if isinstance(one, ast.Name) and one.id in names
@@ -80,7 +86,11 @@ def extract(
 
 
 def verl_functions() -> dict[str, Callable[..., Any]]:
+<<<<<<< HEAD
     """Verl's advantage estimators by their own names."""
+=======
+    """Advantage estimators of verl by their own names."""
+>>>>>>> estimators
     numeric = {"torch": torch, "np": numpy, "Optional": Optional, "Union": Union, "Any": Any, "math": math}
     helpers = extract(
         "verl",
@@ -126,12 +136,20 @@ def verl_functions() -> dict[str, Callable[..., Any]]:
 
 
 def torchrl_functions() -> dict[str, Callable[..., Any]]:
+<<<<<<< HEAD
     """Torchrl's value functions by their own names."""
+=======
+    """Value functions of torchrl by their own names."""
+>>>>>>> estimators
     shared = extract(
         "torchrl",
         "objectives/value/utils.py",
         (
             "_custom_conv1d",
+<<<<<<< HEAD
+=======
+            "_flatten_batch",
+>>>>>>> estimators
             "_get_num_per_traj",
             "_get_num_per_traj_init",
             "_split_and_pad_sequence",

@@ -17,8 +17,6 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.forbidden import no_host_sync, surviving_token_tensors
-from tests.parts import ESTIMATORS, OBJECTIVES, PLAIN, REDUCTIONS, TERMS, exact_under_cuts, label, suited
 from rlobjectives import (
     GRPO,
     NonFiniteError,
@@ -26,6 +24,8 @@ from rlobjectives import (
     Window,
     WindowError,
 )
+from tests.forbidden import no_host_sync, surviving_token_tensors
+from tests.parts import ESTIMATORS, OBJECTIVES, PLAIN, REDUCTIONS, TERMS, exact_under_cuts, label, suited
 from tests.strategies import cases, cuts, draw_case
 from tests.windows import (
     GARBAGE,

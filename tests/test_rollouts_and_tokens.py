@@ -51,7 +51,11 @@ def test_unscored_cells_hold_nothing_whatever_they_held() -> None:
         ({"layout": PaddedLayout(torch.ones(3, 2, dtype=torch.bool))}, ShapeError, "3 sequences"),
         ({"values": torch.zeros(2, 2)}, MissingColumnError, "carry no layout"),
         ({"layout": LAYOUT, "values": torch.zeros(2, 1)}, ShapeError, "values has shape"),
-        ({"layout": LAYOUT, "values": torch.full((2, 2), torch.nan)}, NonFiniteError, "3 non-finite values among 3"),
+        (
+            {"layout": LAYOUT, "values": torch.full((2, 2), torch.nan)},
+            NonFiniteError,
+            "3 non-finite values among 3",
+        ),
         ({"session_ids": torch.tensor([1.0, 2.0])}, ShapeError, "session_ids"),
     ],
 )
@@ -89,7 +93,9 @@ def test_missing_rewards_become_unscored_cells() -> None:
     assert scored.tolist() == [[True, True], [False, True], [False, True]]
     assert names == ("a", "b")
     with pytest.raises(NonFiniteError, match="in: b"):
-        Rollouts(rewards=rewards, scored=scored, reward_names=names, group_ids=torch.zeros(3, dtype=torch.long))
+        Rollouts(
+            rewards=rewards, scored=scored, reward_names=names, group_ids=torch.zeros(3, dtype=torch.long)
+        )
     with pytest.raises(NonFiniteError):  # an infinity is a mistake, not an absence
         infinite = reward_matrix({"a": [float("inf")]})[0]
         Rollouts(rewards=infinite, group_ids=torch.tensor([0]))

@@ -96,7 +96,9 @@ def test_moments_keep_the_variance_of_offset_numbers() -> None:
     assert float(halves.variance(ddof=1)) == pytest.approx(1.6666666e-6, rel=1e-6)
 
 
-@pytest.mark.parametrize(("values", "ddof", "expected"), [([], 0, 0.0), ([4.0], 1, 0.0), ([1.0, 3.0], 0, 1.0)])
+@pytest.mark.parametrize(
+    ("values", "ddof", "expected"), [([], 0, 0.0), ([4.0], 1, 0.0), ([1.0, 3.0], 0, 1.0)]
+)
 def test_variance_without_freedom_is_zero(values: list[float], ddof: int, expected: float) -> None:
     assert float(Moments.of(tensor(values)).variance(ddof)) == expected
 

@@ -54,8 +54,9 @@ class Combined(Estimator):
     weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "estimators", tuple(self.estimators))
-        for part in self.estimators:
+        parts: tuple[object, ...] = tuple(self.estimators)
+        object.__setattr__(self, "estimators", parts)
+        for part in parts:
             if not isinstance(part, Estimator) or isinstance(part, Combined):
                 raise CapabilityError(
                     f"estimators holds {part!r}; expected instances of Estimator, none of them a Combined."

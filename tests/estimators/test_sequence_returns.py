@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import pytest
 import torch
@@ -28,8 +29,8 @@ both_layouts = pytest.mark.parametrize("kind", LAYOUTS)
 
 
 class TestReinforcePlusPlus:
-    MASK = [[1, 1, 1], [1, 1, 0]]
-    COLUMNS = {
+    MASK: ClassVar = [[1, 1, 1], [1, 1, 0]]
+    COLUMNS: ClassVar = {
         "old_logprobs": [[0.2, -0.1, 0.3], [0.05, 0.4, 9.0]],
         "ref_logprobs": [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]],
     }
@@ -113,7 +114,7 @@ class TestReinforcePlusPlus:
 
 
 class TestReinforcePlusPlusBaseline:
-    MASK = [[1, 1, 1], [1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    MASK: ClassVar = [[1, 1, 1], [1, 0, 0], [1, 1, 0], [0, 1, 1]]
 
     def rollouts(self):
         return rollouts_of(self.MASK, [1.0, 0.0, 0.5, 0.0], groups=[4, 4, 4, 4])
@@ -165,7 +166,7 @@ class TestReinforcePlusPlusBaseline:
 
 
 class TestReMax:
-    MASK = [[1, 1, 1], [1, 1, 0]]
+    MASK: ClassVar = [[1, 1, 1], [1, 1, 0]]
 
     @both_layouts
     def test_numbers(self, kind):

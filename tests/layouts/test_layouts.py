@@ -63,7 +63,9 @@ def test_masked_garbage_stays_out_of_sums_and_their_gradient(place: int) -> None
 
 
 @each_layout
-@pytest.mark.parametrize("index", [torch.tensor([2, 0]), torch.tensor([1]), slice(1, 3), torch.tensor([0, 0])])
+@pytest.mark.parametrize(
+    "index", [torch.tensor([2, 0]), torch.tensor([1]), slice(1, 3), torch.tensor([0, 0])]
+)
 def test_rows_choose_repeat_and_reorder(place: int, index: Tensor | slice) -> None:
     layout, column = both()[place]
     layout = layout.with_facts(total_tokens=torch.tensor([9.0, 8.0, 7.0]))

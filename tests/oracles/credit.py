@@ -5,7 +5,7 @@ import math
 
 def actions(column, mask):
     """The entries at action tokens, in order."""
-    return [value for value, counted in zip(column, mask) if counted]
+    return [value for value, counted in zip(column, mask, strict=True) if counted]
 
 
 def spread(compressed, mask):
@@ -21,7 +21,7 @@ def gae(values, rewards, discount, trace_decay, bootstrap=0.0):
         delta = rewards[step] + discount * following - values[step]
         carried = delta + discount * trace_decay * carried
         advantages[step], following = carried, values[step]
-    return advantages, [a + v for a, v in zip(advantages, values)]
+    return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
 
 
 def masked_gae(
@@ -32,7 +32,7 @@ def masked_gae(
         return [0.0] * len(mask), [0.0] * len(mask)
     token_rewards = token_rewards or [0.0] * len(mask)
     last = max(position for position, counted in enumerate(mask) if counted)
-    rewards = [r if counted else 0.0 for r, counted in zip(token_rewards, mask)]
+    rewards = [r if counted else 0.0 for r, counted in zip(token_rewards, mask, strict=True)]
     rewards[last] += reward
     if observations == "skip":
         found = gae(actions(values, mask), actions(rewards, mask), discount, trace_decay, bootstrap)
@@ -88,16 +88,16 @@ def whiten(values, ddof, epsilon, mode):
 def optimal_token_baseline(returns, energy, mask, groups, epsilon):
     """Advantages by group and step; ``returns`` and ``energy`` are lists of rows."""
     paths = []
-    for row, counted in zip(energy, mask):
+    for row, counted in zip(energy, mask, strict=True):
         total, path = 0.0, []
-        for value, keep in zip(row, counted):
+        for value, keep in zip(row, counted, strict=True):
             total += value if keep else 0.0
             path.append(total)
         paths.append(path)
     result = [[0.0] * len(row) for row in mask]
     steps = [list(range(sum(row))) for row in mask]
     for i, row in enumerate(mask):
-        for step, position in zip(steps[i], [t for t, keep in enumerate(row) if keep]):
+        for step, position in zip(steps[i], [t for t, keep in enumerate(row) if keep], strict=True):
             peers = []
             for j, other in enumerate(mask):
                 if groups[j] == groups[i] and sum(other) > step:

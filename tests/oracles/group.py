@@ -4,7 +4,7 @@ import math
 
 
 def opo(rewards, lengths):
-    baseline = sum(r * n for r, n in zip(rewards, lengths)) / sum(lengths)
+    baseline = sum(r * n for r, n in zip(rewards, lengths, strict=True)) / sum(lengths)
     return [r - baseline for r in rewards]
 
 
