@@ -38,10 +38,7 @@ def batch(rows: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def ours(layout: TokenLayout, values: Tensor, reward: Tensor) -> object:
-<<<<<<< HEAD
-=======
     """Advantages and returns in one call."""
->>>>>>> estimators
     return lambda_returns(layout, values=values, final_rewards=reward, discount=DISCOUNT, trace_decay=TRACE)
 
 
@@ -76,29 +73,6 @@ def against_verl(sizes: tuple[tuple[int, int], ...], rounds: int) -> list[Row]:
     found = []
     for count, width in sizes:
         values, mask, tokens, reward = batch(count, width)
-<<<<<<< HEAD
-        floats, layout = mask.float(), PaddedLayout(mask)
-        flat_layout, flat = packed(values, mask)
-        whitening = compare(
-            "", lambda: None, lambda: peer["masked_whiten"](values, floats), rounds=rounds
-        ).theirs
-
-        def verl() -> object:
-            return peer["compute_gae_advantage_return"](tokens, values, floats, DISCOUNT, TRACE)
-
-        for kind, own_layout, own_values in (("padded", layout, values), ("packed", flat_layout, flat)):
-            row = compare(
-                f"{count} × {width:,} {kind}",
-                lambda: ours(own_layout, own_values, reward),
-                verl,
-                rounds=rounds,
-                repeat=3,
-            )
-            less = (row.theirs - whitening) / row.ours
-            extra = (
-                peak_bytes(lambda: ours(own_layout, own_values, reward)) - 2 * own_values.numel() * 4
-            ) / 2**20
-=======
         floats = mask.float()
         whiten = partial(peer["masked_whiten"], values, floats)
         whitening = compare("", lambda: None, whiten, rounds=rounds).theirs
@@ -111,7 +85,6 @@ def against_verl(sizes: tuple[tuple[int, int], ...], rounds: int) -> list[Row]:
             row = compare(f"{count} × {width:,} {kind}", mine, verl, rounds=rounds, repeat=3)
             less = (row.theirs - whitening) / row.ours
             extra = (peak_bytes(mine) - 2 * own.numel() * own.element_size()) / 2**20
->>>>>>> estimators
             note = f"{less:.0f}× without verl's whitening; {extra:.1f} MiB beyond the two results"
             found.append(dataclasses.replace(row, note=note))
     return found
@@ -126,23 +99,6 @@ def against_torchrl(sizes: tuple[tuple[int, int], ...], rounds: int) -> list[Row
         rewards, done = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
         rewards[:, -1, 0], done[:, -1] = reward, True
         ahead = torch.cat([values[:, 1:], values.new_zeros(count, 1)], dim=1).view(shape)
-<<<<<<< HEAD
-        for name in ("generalized_advantage_estimate", "vec_generalized_advantage_estimate"):
-
-            def torchrl() -> object:
-                return peer[name](DISCOUNT, TRACE, values.view(shape), ahead, rewards, done, done)
-
-            kind = "vectorised" if name.startswith("vec") else "loop"
-            rows.append(
-                compare(
-                    f"{count} × {width:,} {kind}",
-                    lambda: ours(layout, values, reward),
-                    torchrl,
-                    rounds=rounds,
-                )
-            )
-    return rows
-=======
         mine = partial(ours, PaddedLayout(torch.ones(count, width, dtype=torch.bool)), values, reward)
         for kind, name in (
             ("loop", "generalized_advantage_estimate"),
@@ -151,7 +107,6 @@ def against_torchrl(sizes: tuple[tuple[int, int], ...], rounds: int) -> list[Row
             torchrl = partial(peer[name], DISCOUNT, TRACE, values.view(shape), ahead, rewards, done, done)
             found.append(compare(f"{count} × {width:,} {kind}", mine, torchrl, rounds=rounds))
     return found
->>>>>>> estimators
 
 
 def main() -> None:
@@ -168,11 +123,7 @@ def main() -> None:
         table(
             f"torchrl {version('torchrl')} generalized_advantage_estimate", against_torchrl(small[:2], rounds)
         )
-<<<<<<< HEAD
-    except PeerMissing as missing:
-=======
     except PeerMissingError as missing:
->>>>>>> estimators
         print(missing)
     worst = {decay: error(decay=decay) for decay in (0.0, 0.01, 0.5, 0.95, 1.0)}
     print("\nlargest error over largest advantage, float32 in, against a float64 loop over 8,192 tokens:")

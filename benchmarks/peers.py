@@ -53,11 +53,7 @@ def extract(
     """
     spec = importlib.util.find_spec(package)  # finds the folder without running it
     if spec is None or not spec.submodule_search_locations:
-<<<<<<< HEAD
-        raise PeerMissing(
-=======
         raise PeerMissingError(
->>>>>>> estimators
             f"{package} is not installed. Install it without its dependencies (pip install --no-deps)."
         )
     path = Path(next(iter(spec.submodule_search_locations))) / module
@@ -86,11 +82,7 @@ def extract(
 
 
 def verl_functions() -> dict[str, Callable[..., Any]]:
-<<<<<<< HEAD
-    """Verl's advantage estimators by their own names."""
-=======
     """Advantage estimators of verl by their own names."""
->>>>>>> estimators
     numeric = {"torch": torch, "np": numpy, "Optional": Optional, "Union": Union, "Any": Any, "math": math}
     helpers = extract(
         "verl",
@@ -136,20 +128,13 @@ def verl_functions() -> dict[str, Callable[..., Any]]:
 
 
 def torchrl_functions() -> dict[str, Callable[..., Any]]:
-<<<<<<< HEAD
-    """Torchrl's value functions by their own names."""
-=======
     """Value functions of torchrl by their own names."""
->>>>>>> estimators
     shared = extract(
         "torchrl",
         "objectives/value/utils.py",
         (
             "_custom_conv1d",
-<<<<<<< HEAD
-=======
             "_flatten_batch",
->>>>>>> estimators
             "_get_num_per_traj",
             "_get_num_per_traj_init",
             "_split_and_pad_sequence",
