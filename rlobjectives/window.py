@@ -192,13 +192,20 @@ class WindowBuilder:
         kinds = {f"{scope}/{name}": kind for name, kind in part.round_statistics(turn).items()}
         collected: dict[str, list[Stat]] = {name: [] for name in kinds}
         with self.guard():
-            for (estimate, layout), tokens in zip(self._micro_batches, self._prepass, strict=True):
-                ready = tokens
+            for position, (estimate, layout) in enumerate(self._micro_batches):
+                ready = self._prepass[position]
                 if part.prepass_reads_advantages:
-                    ready = window.shaped(tokens.replace(advantages=window.advantages(estimate, layout)))
+                    ready = self._with_advantages(position, ready, estimate, layout, window)
                 found = part.statistics(ready, window.context(scope, turn))
                 _collect(collected, kinds, {f"{scope}/{name}": stat for name, stat in found.items()})
         return {name: fold(kind, collected[name], self._device()) for name, kind in kinds.items()}
+
+    def _with_advantages(
+        self, position: int, tokens: TokenBatch, estimate: Tensor, layout: TokenLayout, window: Window
+    ) -> TokenBatch:
+        advantages = window.advantages(estimate, layout)
+        self._fault.counts[position, "advantages"] = _bad(advantages, layout.mask)
+        return window.shaped(tokens.replace(advantages=advantages))
 
     def _kept_statistics(self, shrinking: Iterable[TokenPart], window: Window) -> dict[str, Stat]:
         reduction = self.objective.reduction
@@ -206,10 +213,10 @@ class WindowBuilder:
         kinds.update({f"kept/{name}": kind for name, kind in reduction.declared_statistics().items()})
         collected: dict[str, list[Stat]] = {name: [] for name in kinds}
         with self.guard():
-            for (estimate, whole), tokens in zip(self._micro_batches, self._prepass, strict=True):
-                ready = tokens.replace(layout=whole)
+            for position, (estimate, whole) in enumerate(self._micro_batches):
+                ready = self._prepass[position].replace(layout=whole)
                 if any(part.prepass_reads_advantages for part in shrinking):
-                    ready = window.shaped(ready.replace(advantages=window.advantages(estimate, whole)))
+                    ready = self._with_advantages(position, ready, estimate, whole, window)
                 layout = window.kept_layout(ready)
                 found = {f"kept/{name}": stat for name, stat in reduction.statistics(layout).items()}
                 found.update({f"kept/{name}": stat for name, stat in _counts(layout).items()})
@@ -510,8 +517,9 @@ def _readable(objective: Objective, tokens: TokenBatch, name: str) -> Tensor:
 
 
 def _waits(part: TokenPart, estimator: Estimator) -> bool:
-    final_at_once = not estimator.declared_statistics() and type(estimator).finalize is Estimator.finalize
-    return part.prepass_reads_advantages and not final_at_once
+    # Without statistics of its own an estimator has nothing to wait for; one that reads the window's counts all
+    # the same gets NaN from them, and its advantages are counted as a fault.
+    return part.prepass_reads_advantages and bool(estimator.declared_statistics())
 
 
 def _own_part(layout: TokenLayout, communicator: Communicator) -> TokenLayout:

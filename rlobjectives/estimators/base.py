@@ -75,7 +75,8 @@ class Estimator(Component):
         Args:
             estimate: The micro-batch's rows of `estimate`.
             layout: Its layout.
-            context: Merged statistics of the window.
+            context: Merged statistics of the window. An estimator without statistics of its own may be asked
+                before the window's counts are known.
 
         Returns:
             ``[n]``, or shaped like the mask.

@@ -59,8 +59,13 @@ class Level(NamedTuple):
         return torch.where(self.binding, (self.previous - _RELEASED_MARGIN).clamp_min(0.0), torch.inf)
 
     def cutoff(self) -> Tensor:
-        """The largest value that may stay when values are dropped from the top; the smallest always stays."""
-        return torch.where(self.binding, torch.where(self.below > 0, self.previous, self.value), torch.inf)
+        """Values up to this one stay when values are dropped from the top; the smallest always stay.
+
+        It lies half-way between the largest that stays and the smallest that goes, so that the rounding of a
+        second forward changes neither's fate.
+        """
+        half_way = torch.where(self.below > 0, (self.previous + self.value) / 2.0, self.value * 1.000_001)
+        return torch.where(self.binding, half_way, torch.inf)
 
     def mean(self) -> Tensor:
         """Mean of all values; 0 when there are none."""
