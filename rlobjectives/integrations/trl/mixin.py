@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from trl import RLOOTrainer
 
 from rlobjectives.capabilities import check
 from rlobjectives.distributed import GradientScale
@@ -94,7 +95,7 @@ class ObjectiveMixin(Host):
     @property
     def _has_reference(self) -> bool:
         """Whether the trainer hands out reference log-probabilities; RLOOTrainer keeps them to itself."""
-        return "ref_per_token_logps" in inspect.getsource(_stock(type(self))._compute_loss)
+        return not isinstance(self, RLOOTrainer)
 
     def _settle(self, chosen: ObjectiveLike, config: Any, given: dict[str, Any]) -> None:
         objective, found = carry_over(
@@ -182,12 +183,9 @@ class ObjectiveMixin(Host):
             self._step = first + position
             prepared.append(super()._prepare_inputs(batch))
         self._step = first
-        return open_window(
-            self, self.objective, prepared, split_groups=self._groups_are_split(), dropout=self._dropout
-        )
-
-    def _groups_are_split(self) -> bool:
-        return bool(self._rows % self.num_generations)
+        rows = self.args.per_device_train_batch_size * self.args.steps_per_generation
+        split = bool(rows % self.num_generations)
+        return open_window(self, self.objective, prepared, split_groups=split, dropout=self._dropout)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """In training, the micro-batch that the window has already prepared."""
@@ -282,9 +280,8 @@ class ObjectiveMixin(Host):
         if mode == "eval":
             if inputs["advantages"] is None:
                 return torch.zeros((), device=self.args.device)
-            step = open_window(
-                self, self.objective, [inputs], split_groups=self._groups_are_split(), dropout=False
-            )
+            split = bool(inputs["completion_mask"].shape[0] % self.num_generations_eval)
+            step = open_window(self, self.objective, [inputs], split_groups=split, dropout=False)
             step.next()
         else:
             assert self._step_window is not None
@@ -318,6 +315,19 @@ class ObjectiveMixin(Host):
         if old:  # TRL's own judges the sum of raw rewards, or the batch; ours judges the groups' advantages
             old[-1] = float(dead.value) if isinstance(dead, Mean) else old[-1]
         self._add_stats(mode, stats)
+        if self.args.log_completions:
+            self._log_advantages(scored)
+
+    def _log_advantages(self, scored: Scored) -> None:
+        """Our estimate (before any whitening over the window) in the table of completions."""
+        estimate, layout = scored.estimate, scored.rollouts.tokens("The table of completions")
+        if self.objective.estimator.token_level:
+            estimate = layout.segment_sum(estimate) / layout.token_counts().clamp_min(1.0)
+        column = (estimate if estimate.dim() == 1 else estimate[:, 0]).tolist()
+        logged = self._logs["advantages"]
+        for _ in range(min(len(column), len(logged))):
+            logged.pop()
+        logged.extend(column)
 
     def _count_sampling(self, before: Tensor, after: Tensor, rounds: int) -> None:
         self._add_stats(
@@ -363,7 +373,6 @@ class ObjectiveMixin(Host):
         state = {
             "step": self._step,
             "generation": self._generation,
-            "rows": getattr(self, "_rows", 0),
             "rollout": None if used_up else self._buffered_inputs,
         }
         torch.save(state, self._rollout_file(folder))
@@ -375,7 +384,7 @@ class ObjectiveMixin(Host):
         if path is not None and os.path.isfile(path):
             state = torch.load(path, map_location=self.args.device, weights_only=True)
             self._step, self._generation = state["step"], state["generation"]
-            self._buffered_inputs, self._rows = state["rollout"], state["rows"]
+            self._buffered_inputs = state["rollout"]
 
     def _rollout_file(self, folder: str) -> str:
         return os.path.join(folder, f"rollout_{self.args.process_index}.pt")
@@ -395,8 +404,3 @@ def _one_of(argument: ObjectiveLike | None, attribute: ObjectiveLike | None, con
             else f"the objective is said in {len(said)} places ({', '.join(said)}). Keep one."
         )
     return next(iter(said.values()))
-
-
-def _stock(kind: type) -> Any:
-    """TRL's own trainer class behind a subclass."""
-    return next(base for base in kind.__mro__ if base.__module__.startswith("trl."))
