@@ -107,7 +107,9 @@ def options(**overrides: Any) -> dict[str, Any]:
 
 
 def trainer(kind: type, config: Any, **extra: Any) -> Any:
-    if "rollout_func" not in extra:
+    if extra.pop("generated", False):
+        extra.pop("rollout_func", None)
+    elif "rollout_func" not in extra:
         extra["rollout_func"] = fixed_rollout({})
     return kind(
         model=extra.pop("model", None) or model(),
