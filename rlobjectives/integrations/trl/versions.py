@@ -46,7 +46,7 @@ def check_version(version: str) -> None:
 
     Example:
         >>> check_version("1.16.0")
-        >>> check_version("1.15.0")
+        >>> check_version("1.15.0")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
         rlobjectives.integrations.trl.versions.UnsupportedVersionError: TRL 1.15.0 is not supported: ...

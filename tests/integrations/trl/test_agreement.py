@@ -14,7 +14,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from rlobjectives import ALGORITHMS, GRPO, ClippedSurrogate, Objective, SequenceMean
 from rlobjectives.integrations.trl import ObjectiveGRPOTrainer, ObjectiveRLOOTrainer
 
-from . import tiny
+from integrations.trl import tiny
 
 FIELDS = {one.name for one in dataclasses.fields(GRPOConfig)}
 TRL_EPSILON = {"estimator": {"epsilon": 1e-4}}
@@ -46,12 +46,11 @@ def gap(left: torch.Tensor, right: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("accumulation", [1, 4])
-def test_same_parameters_after_three_steps(name: str, accumulation: int) -> None:
+def test_same_parameters_after_three_steps(name: str) -> None:
     stock, objective = PAIRS[name]
     if not set(stock) <= FIELDS:
         pytest.skip(f"this TRL has no {sorted(set(stock) - FIELDS)}")
-    cut = {"gradient_accumulation_steps": accumulation, "per_device_train_batch_size": 8 // accumulation}
+    cut = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
     theirs = run(GRPOTrainer, GRPOConfig(**tiny.options(**cut, **stock)))
     ours = run(ObjectiveGRPOTrainer, GRPOConfig(**tiny.options(**cut)), objective=objective)
     assert gap(theirs, ours) <= 1e-6
@@ -121,7 +120,7 @@ def test_accumulation_shorter_than_generation_uses_the_steps_own_tokens() -> Non
         (GRPOTrainer, {"loss_type": "dapo"}, {}),
         (ObjectiveGRPOTrainer, {}, {"objective": constant_objective()}),
     ):
-        trained = tiny.trainer(kind, GRPOConfig(**tiny.options(**shape, max_steps=2, **extra)), **chosen)
+        trained = tiny.trainer(kind, GRPOConfig(**tiny.options(**shape, max_steps=2, learning_rate=0.0, **extra)), **chosen)
         if kind is GRPOTrainer:
             scored = trained._generate_and_score_completions
 
@@ -134,9 +133,9 @@ def test_accumulation_shorter_than_generation_uses_the_steps_own_tokens() -> Non
         trained.train()
         losses.append([entry["loss"] for entry in trained.state.log_history if "loss" in entry])
     stock, ours = losses
-    # With advantage 1 and ratio near 1 every token's loss is about −1, so a token mean is about −1 in both steps.
-    assert all(abs(float(loss) + 1.0) < 0.05 for loss in ours[:2])
-    assert max(abs(float(loss) + 1.0) for loss in stock[:2]) > 0.05
+    # Advantage 1 and a policy that stands still: every token's loss is −1, and so is any mean over tokens.
+    assert [float(loss) for loss in ours[:2]] == pytest.approx([-1.0, -1.0], abs=1e-3)
+    assert [float(loss) for loss in stock[:2]] == pytest.approx([-1.176, -0.8235], abs=1e-3)
 
 
 def constant_objective() -> Objective:

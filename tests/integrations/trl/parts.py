@@ -1,0 +1,56 @@
+"""Parts and lists that several TRL tests share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+from integrations.trl import tiny
+from torch import Tensor
+from trl import GRPOConfig
+
+from rlobjectives import (
+    ALGORITHMS,
+    Capabilities,
+    CapabilityError,
+    Mean,
+    PolicyLoss,
+    Stat,
+    TokenBatch,
+    WindowContext,
+)
+from rlobjectives.integrations.trl.facts import trainer_facts
+from rlobjectives.integrations.trl.settle import as_objective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanDrift(PolicyLoss):
+    """A loss that must see the window's mean drift from the sampler before its first token."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(needs_prepass=True, needs_behavior_logprobs=True)
+    window_statistics: ClassVar[dict[str, type[Stat]]] = {"drift": Mean}
+
+    def statistics(self, tokens: TokenBatch, context: WindowContext) -> dict[str, Stat]:
+        drift = tokens.logprobs - tokens.need("behavior_logprobs", "MeanDrift")
+        return {"drift": Mean.of(drift.abs(), tokens.layout.mask)}
+
+    def value(self, tokens: TokenBatch, context: WindowContext) -> Tensor:
+        mean = context["drift"]
+        assert isinstance(mean, Mean)
+        scale = (1.0 + 10.0 * mean.value).float()
+        return -scale * tokens.need("advantages", "MeanDrift").float() * tokens.logprobs
+
+
+@cache
+def fed() -> tuple[str, ...]:
+    """Every registered objective that TRL can feed, by name alone, one update a rollout and two rewards."""
+    config = GRPOConfig(**tiny.options())
+    found = []
+    for name in sorted(ALGORITHMS):
+        try:
+            as_objective(name, config).check(trainer_facts(config, num_rewards=2))
+        except CapabilityError:
+            continue
+        found.append(name)
+    return tuple(found)
