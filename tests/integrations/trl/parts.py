@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 from integrations.trl import tiny
 from torch import Tensor
-from trl import GRPOConfig
+from transformers import TrainerCallback
 
 from rlobjectives import (
     ALGORITHMS,
@@ -42,10 +43,26 @@ class MeanDrift(PolicyLoss):
         return -scale * tokens.need("advantages", "MeanDrift").float() * tokens.logprobs
 
 
+_STOCK = {
+    "num_generations": tiny.GROUP,
+    "gradient_accumulation_steps": 1,
+    "steps_per_generation": 1,
+    "num_iterations": 1,
+    "generation_kwargs": None,
+    "use_vllm": False,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": None,
+    "max_completion_length": 8,
+}
+
+
 @cache
 def fed() -> tuple[str, ...]:
     """Every registered objective that TRL can feed, by name alone, one update a rollout and two rewards."""
-    config = GRPOConfig(**tiny.options())
+    # Not a GRPOConfig: making one would already decide how the ranks of a DeepSpeed run talk.
+    config = SimpleNamespace(**_STOCK)
     found = []
     for name in sorted(ALGORITHMS):
         try:
@@ -54,3 +71,17 @@ def fed() -> tuple[str, ...]:
             continue
         found.append(name)
     return tuple(found)
+
+
+class _Rotate(TrainerCallback):
+    def __init__(self, trained: Any) -> None:
+        self.trained = trained
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        name = fed()[state.global_step % len(fed())]
+        self.trained.objective = as_objective(name, args)
+
+
+def rotate(trained: Any) -> None:
+    """Give every optimizer step another registered objective, so that one run covers them all."""
+    trained.add_callback(_Rotate(trained))

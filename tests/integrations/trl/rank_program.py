@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate.state import AcceleratorState, PartialState
 from integrations.trl import tiny
-from integrations.trl.settings import SETTINGS, Setting, objectives
+from integrations.trl.settings import SETTINGS, Setting
 from trl import GRPOConfig
 
 from rlobjectives.integrations.trl import ObjectiveGRPOTrainer
@@ -30,6 +32,13 @@ ZERO3 = {
 }
 
 
+def deepspeed_on_cpu() -> None:
+    """Without a GPU accelerate takes a DeepSpeed run for a single process, unless its state exists already."""
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+    state = PartialState(backend="gloo")
+    assert state.num_processes == int(os.environ["WORLD_SIZE"])
+
+
 def parameters(trained: Any) -> torch.Tensor:
     everything = list(trained.model.parameters())
     if hasattr(everything[0], "ds_id"):
@@ -42,15 +51,18 @@ def parameters(trained: Any) -> torch.Tensor:
         return tiny.parameters(trained)
 
 
-def run(setting: Setting, objective: Any, mode: str, folder: str) -> dict[str, Any]:
+def run(setting: Setting, mode: str, folder: str) -> dict[str, Any]:
     overrides = dict(setting.options)
-    ranks = dist.get_world_size() if dist.is_initialized() else int(__import__("os").environ["WORLD_SIZE"])
+    ranks = int(os.environ["WORLD_SIZE"])
     overrides["per_device_train_batch_size"] = overrides.get("per_device_train_batch_size", 8) // ranks
     if mode == "zero3":
         file = Path(folder) / "ds3.json"
         file.write_text(json.dumps(ZERO3))
         overrides |= {"deepspeed": str(file), "use_cpu": False}
-    trained = tiny.trainer(ObjectiveGRPOTrainer, GRPOConfig(**tiny.options(**overrides)), objective=objective)
+        overrides["accelerator_config"] = {"use_configured_state": True}
+        AcceleratorState._reset_state()  # one DeepSpeed plugin each; the process group stays
+    config = GRPOConfig(**tiny.options(**overrides))
+    trained = tiny.trainer(ObjectiveGRPOTrainer, config, objective=setting.objective)
     if mode == "zero3":
         assert str(trained.accelerator.distributed_type).endswith("DEEPSPEED")
     if setting.spoil is not None:
@@ -68,12 +80,12 @@ def run(setting: Setting, objective: Any, mode: str, folder: str) -> dict[str, A
 
 def main(out: str, mode: str) -> None:
     results: dict[str, Any] = {}
+    if mode == "zero3":
+        deepspeed_on_cpu()
     with tempfile.TemporaryDirectory() as folder:
         for name, setting in SETTINGS.items():
-            if mode not in setting.modes:
-                continue
-            for label, objective in objectives(setting, mode).items():
-                results[f"{name}/{label}"] = run(setting, objective, mode, folder)
+            if mode in setting.modes:
+                results[name] = run(setting, mode, folder)
     torch.save(results, f"{out}.{dist.get_rank()}")
     dist.barrier()
     dist.destroy_process_group()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from integrations.trl import tiny
-from integrations.trl.parts import MeanDrift, fed
+from integrations.trl.parts import MeanDrift, fed, rotate
 
 from rlobjectives import GDPO, GRPO, Objective, PromptMean
 
@@ -19,14 +19,14 @@ class Setting:
 
     Attributes:
         options: Of `GRPOConfig`.
-        objective: One objective, or None for every registered one.
+        objective: The objective.
         spoil: Changes the trainer before it trains.
         fails: An error is the expected outcome.
         modes: Where it runs.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
-    objective: Any = None
+    objective: Any = "gdpo"
     spoil: Callable[[Any], None] | None = None
     fails: bool = False
     modes: tuple[str, ...] = ("ddp", "zero3")
@@ -71,12 +71,12 @@ def nan_on_rank_one(trained: Any) -> None:
     trained._get_per_token_logps_and_entropies = broken
 
 
-ADAMW = {"optim": "adamw_torch", "weight_decay": 0.5, "learning_rate": 0.1, "lr_scheduler_type": "linear"}
+DECAY = {"weight_decay": 0.5, "learning_rate": 0.1, "lr_scheduler_type": "linear"}
 DRIFT = Objective(estimator=GDPO(), policy_loss=MeanDrift())
 PROMPTS = Objective(estimator=GRPO(), reduction=PromptMean())
 
 SETTINGS: dict[str, Setting] = {
-    "whole_groups": Setting({"max_steps": 2}),
+    "every_objective": Setting({"max_steps": len(fed()), "learning_rate": 0.1}, spoil=rotate),
     # One prompt's four completions on two ranks, two passes, two micro-batches.
     "split_groups": Setting(
         {
@@ -90,30 +90,23 @@ SETTINGS: dict[str, Setting] = {
     ),
     "prepass": Setting({"max_steps": 2, "num_iterations": 2, "learning_rate": 0.1}, objective=DRIFT),
     "empty": Setting(
-        {"max_steps": 2, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, **ADAMW},
-        objective="gdpo",
+        {"max_steps": 2, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, **DECAY},
         spoil=mask_rows(everything_at_first),
     ),
-    "one_rank_masked": Setting({"max_steps": 1}, objective="gdpo", spoil=mask_rows(first_half)),
+    "one_rank_masked": Setting({"max_steps": 1}, spoil=mask_rows(first_half)),
     # Last, because it stops half-way through a step.
     "nan_on_one_rank": Setting({"max_steps": 1}, objective="grpo", spoil=nan_on_rank_one, fails=True, modes=("ddp",)),
 }
 
 
-def objectives(setting: Setting, mode: str) -> dict[str, Any]:
-    """Objectives of a setting by label."""
-    if setting.objective is None:
-        return {name: name for name in fed()}
-    return {"one": setting.objective}
-
-
-def reference(setting: Setting, objective: Any) -> Any:
+def reference(setting: Setting) -> Any:
     """The one-process run."""
     from trl import GRPOConfig
 
     from rlobjectives.integrations.trl import ObjectiveGRPOTrainer
 
-    trained = tiny.trainer(ObjectiveGRPOTrainer, GRPOConfig(**tiny.options(**setting.options)), objective=objective)
+    config = GRPOConfig(**tiny.options(**setting.options))
+    trained = tiny.trainer(ObjectiveGRPOTrainer, config, objective=setting.objective)
     if setting.spoil is not None:
         setting.spoil(trained)
     trained.train()

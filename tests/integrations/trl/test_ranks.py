@@ -14,7 +14,8 @@ import pytest
 pytest.importorskip("trl")
 
 import torch
-from integrations.trl.settings import SETTINGS, objectives, reference
+from integrations.trl import tiny
+from integrations.trl.settings import SETTINGS, reference
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -51,15 +52,13 @@ def launch(mode: str, out: Path, limit: float) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    """One-process results, by setting and objective."""
+    """One-process results, by setting."""
     found = {}
     for name, setting in SETTINGS.items():
         if not setting.fails:
-            for label, objective in objectives(setting, "ddp").items():
-                trained = reference(setting, objective)
-                everything = [one.detach().double().flatten() for one in trained.model.parameters()]
-                history = [entry for entry in trained.state.log_history if "window/tokens" in entry]
-                found[f"{name}/{label}"] = (torch.cat(everything), history)
+            trained = reference(setting)
+            history = [entry for entry in trained.state.log_history if "window/tokens" in entry]
+            found[name] = (tiny.parameters(trained), history)
     return found
 
 
@@ -81,9 +80,9 @@ def test_two_ranks_do_what_one_does(mode: str, alone: dict[str, Any], tmp_path: 
                 for metric in ("loss/total", "window/tokens", "window/sequences", "reward/even/std", "window/skipped"):
                     assert mine.get(metric) == pytest.approx(theirs.get(metric), abs=1e-5), (name, metric)
     assert max(gaps.values()) <= TOLERANCE, gaps
-    skipped = [entry["window/skipped"] for entry in ranks[1]["empty/one"]["history"]]
+    skipped = [entry["window/skipped"] for entry in ranks[1]["empty"]["history"]]
     assert skipped == [1.0, 0.0]
     if mode == "ddp":
-        errors = [rank["nan_on_one_rank/one"]["error"] for rank in ranks]
+        errors = [rank["nan_on_one_rank"]["error"] for rank in ranks]
         assert all("NonFiniteError: rank 1, micro-batch 0: logprobs" in error for error in errors)
         assert all("Raised on all 2 ranks" in error for error in errors)
