@@ -53,7 +53,9 @@ class FunctionEstimator(Estimator):
             ShapeError: If it returns something else than a tensor of the right shape.
         """
         found = self.function(rollouts)
-        expected = rollouts.tokens("A token-level function").shape if self.token_level else (rollouts.num_sequences,)
+        expected = (
+            rollouts.tokens("A token-level function").shape if self.token_level else (rollouts.num_sequences,)
+        )
         if not isinstance(found, Tensor) or tuple(found.shape) != expected:
             got = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ShapeError(

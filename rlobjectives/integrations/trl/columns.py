@@ -106,12 +106,15 @@ def token_batch(
     old = inputs.get("old_per_token_logps")
     sampler = inputs.get("sampling_per_token_logps")
     behavior = next((one for one in (sampler, old, inputs.get(SAMPLED)) if one is not None), None)
+    # TRL marks tokens that vLLM gave no log-probability for with NaN.
+    known = None if sampler is None else ~torch.isnan(sampler)
     return TokenBatch(
         logprobs=logprobs,
         layout=layout,
         advantages=advantages,
         old_logprobs=old,
         behavior_logprobs=behavior,
+        behavior_known=known,
         ref_logprobs=inputs.get("ref_per_token_logps"),
         entropy=entropy,
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Optional, Union  # `X | None` in a field confuses the argument parser of older releases
+from typing import (
+    Any,
+)  # `X | None` in a field confuses the argument parser of older releases
 
 from trl import GRPOConfig
 
@@ -40,10 +42,10 @@ class ObjectiveConfig(GRPOConfig):  # type: ignore[misc]
 
     _VALID_DICT_FIELDS = [*getattr(GRPOConfig, "_VALID_DICT_FIELDS", []), "objective_args"]
 
-    objective: Optional[str] = field(
+    objective: str | None = field(
         default=None, metadata={"help": "Name of the objective, or 'package.module:Class'."}
     )
-    objective_args: Optional[Union[dict[str, Any], str]] = field(
+    objective_args: dict[str, Any] | str | None = field(
         default=None,
         metadata={"help": "Overrides by field of the objective, as JSON on the command line."},
     )
@@ -60,4 +62,6 @@ class ObjectiveConfig(GRPOConfig):  # type: ignore[misc]
         if self.max_resamples < 0:
             raise CapabilityError(f"max_resamples is {self.max_resamples}; expected 0 or more.")
         if self.objective_args and not self.objective:
-            raise CapabilityError("objective_args is given without objective. Name the objective it belongs to.")
+            raise CapabilityError(
+                "objective_args is given without objective. Name the objective it belongs to."
+            )

@@ -67,6 +67,9 @@ def trainer_facts(
         can_prepass=True,
         context_parallel_size=1,
         whole_groups_per_window=config.gradient_accumulation_steps % config.steps_per_generation == 0,
+        recomputes_loss=False,
+        old_logprobs="recomputed",
+        importance_correction=False,
     )
 
 
@@ -96,7 +99,11 @@ def violations(
             "from, and its importance ratio needs the one that sampled. Set it to 1.0."
         )
     correction = getattr(objective, "correction", None)
-    if config.use_vllm and getattr(config, "vllm_importance_sampling_correction", False) and correction is None:
+    if (
+        config.use_vllm
+        and getattr(config, "vllm_importance_sampling_correction", False)
+        and correction is None
+    ):
         yield (
             "vllm_importance_sampling_correction is on, but the correction is a part of the objective here. Give "
             "Objective(correction=...), or set vllm_importance_sampling_correction=False."

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from trl import RLOOTrainer
 
-from rlobjectives.capabilities import check
+from rlobjectives.capabilities import TrainerFacts, check
 from rlobjectives.distributed import GradientScale
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators import reward_metrics
@@ -28,11 +28,18 @@ from rlobjectives.integrations.trl.columns import (
 from rlobjectives.integrations.trl.facts import is_stale, trainer_facts, violations
 from rlobjectives.integrations.trl.host import Host
 from rlobjectives.integrations.trl.options import option_violations, stock_defaults
+from rlobjectives.integrations.trl.probe import missing_columns
 from rlobjectives.integrations.trl.reports import average
-from rlobjectives.integrations.trl.rollout import Scored, global_rollouts, merge_rounds, score
+from rlobjectives.integrations.trl.rollout import (
+    Scored,
+    global_rollouts,
+    merge_rounds,
+    score,
+    unique_names,
+)
 from rlobjectives.integrations.trl.settle import ObjectiveLike, as_objective, carry_over
 from rlobjectives.integrations.trl.skip import StepSkipper, forget_unscaled
-from rlobjectives.integrations.trl.step_window import StepWindow, has_dropout, open_window
+from rlobjectives.integrations.trl.step_window import StepWindow, largest_dropout, open_window
 from rlobjectives.objective import Objective
 from rlobjectives.statistics import Mean, Stat, Sum, fold
 
@@ -98,9 +105,7 @@ class ObjectiveMixin(Host):
         return not isinstance(self, RLOOTrainer)
 
     def _settle(self, chosen: ObjectiveLike, config: Any, given: dict[str, Any]) -> None:
-        objective, found = carry_over(
-            as_objective(chosen, config), config, has_reference=self._has_reference
-        )
+        objective, found = carry_over(as_objective(chosen, config), config, has_reference=self._has_reference)
         functions = given.get("reward_funcs")
         count = len(functions) if isinstance(functions, (list, tuple)) else int(functions is not None)
         facts = trainer_facts(
@@ -128,18 +133,22 @@ class ObjectiveMixin(Host):
         if getattr(self, "compute_loss_func", None) is None:
             self.compute_loss_func = "the window has already divided"
         if self.objective.entropy_coef:
-            self._entropy_bonus_enabled = True  # TRL 1.8 to 1.13 computes entropies without gradient otherwise
+            self._entropy_bonus_enabled = (
+                True  # TRL 1.8 to 1.13 computes entropies without gradient otherwise
+            )
         self._scale = GradientScale.for_ddp(self.accelerator.num_processes)
         weights = getattr(self.objective.estimator, "weights", None)
         if isinstance(weights, dict):
             weights = self.objective.estimator.column_weights(tuple(self.reward_func_names))  # type: ignore[attr-defined]
         if weights is not None:
             self.reward_weights = torch.tensor(weights, dtype=torch.float32)
-        self._dropout = has_dropout(self.model)
-        if self._dropout and not self.args.disable_dropout:
+        dropout = largest_dropout(self.model)
+        missing = missing_columns(self.objective, unique_names(self.reward_func_names), self.num_generations)
+        check(self.objective.name, self.objective.capabilities, TrainerFacts(dropout=dropout), missing)
+        if dropout:
             warnings.warn(
-                "Dropout is active: log-probabilities recomputed for ratios differ from those of the training pass by "
-                "chance. Set disable_dropout=True.",
+                f"dropout = {dropout} is active: log-probabilities recomputed for ratios differ from those of the "
+                "training pass by chance. Set disable_dropout=True, and the dropout rates of the model's config to 0.",
                 stacklevel=3,
             )
         if self.num_generations_eval < self.objective.capabilities.min_group_size and self.args.do_eval:
@@ -185,7 +194,7 @@ class ObjectiveMixin(Host):
         self._step = first
         rows = self.args.per_device_train_batch_size * self.args.steps_per_generation
         split = bool(rows % self.num_generations)
-        return open_window(self, self.objective, prepared, split_groups=split, dropout=self._dropout)
+        return open_window(self, self.objective, prepared, split_groups=split)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """In training, the micro-batch that the window has already prepared."""
@@ -216,7 +225,9 @@ class ObjectiveMixin(Host):
         if mode == "train" and self.dynamic_sampling != "off":
             assert scored.alive is not None
             alive = scored.alive
-            while self.dynamic_sampling == "resample" and rounds < self.max_resamples and not bool(alive.all()):
+            while (
+                self.dynamic_sampling == "resample" and rounds < self.max_resamples and not bool(alive.all())
+            ):
                 rounds += 1
                 again, rescored = self._sample(inputs, mode)
                 assert rescored.alive is not None
@@ -234,37 +245,58 @@ class ObjectiveMixin(Host):
         group_size = self.num_generations if mode == "train" else self.num_generations_eval
         self._rows, self._group_size = output["completion_mask"].shape[0], group_size
         layout = token_layout(output)
+        self._keep_logprobs(output, mode)
         rollouts = global_rollouts(
-            self._rewards, self.reward_func_names, group_size, layout, self.accelerator
+            self._rewards,
+            self.reward_func_names,
+            group_size,
+            layout,
+            self.accelerator,
+            columns=self._estimator_columns(output),
         )
-        local = slice(self._rows * self.accelerator.process_index, self._rows * (self.accelerator.process_index + 1))
+        local = slice(
+            self._rows * self.accelerator.process_index, self._rows * (self.accelerator.process_index + 1)
+        )
         if group_size < self.objective.capabilities.min_group_size:  # evaluation only; said at set-up
             output["advantages"] = None
             return output, Scored(rollouts, rollouts.rewards[:, 0], None)
         scored = score(rollouts, self.objective.estimator)
         estimate = scored.estimate[local]
-        output["advantages"] = estimate[:, : layout.shape[1]] if self.objective.estimator.token_level else estimate
+        output["advantages"] = (
+            estimate[:, : layout.shape[1]] if self.objective.estimator.token_level else estimate
+        )
         output[GROUP] = rollouts.group_ids[local] + self._generation * rollouts.groups.count
         output[GENERATED_AT] = torch.tensor(self.state.global_step)
-        if mode == "train":
-            self._keep_logprobs(output)
         self._report_rewards(scored, mode)
         return output, scored
 
-    def _keep_logprobs(self, output: dict[str, Any]) -> None:
+    def _keep_logprobs(self, output: dict[str, Any], mode: str) -> None:
         """Log-probabilities under the weights that sampled, where TRL leaves them out and something reads them."""
-        needs = self.objective.capabilities
-        name = "old_per_token_logps" if is_stale(self.args) else SAMPLED
+        needs, stale = self.objective.capabilities, is_stale(self.args) and mode == "train"
         behavior = needs.needs_behavior_logprobs and output.get("sampling_per_token_logps") is None
-        if output.get("old_per_token_logps") is None and (is_stale(self.args) or needs.needs_prepass or behavior):
+        # The pre-pass takes them if it needs nothing else of the forward.
+        prepass = mode == "train" and needs.needs_prepass and "entropy" not in self.objective.columns()
+        estimator = self.objective.estimator.required()
+        shaped = estimator.needs_ref_logprobs or estimator.needs_behavior_logprobs
+        if output.get("old_per_token_logps") is None and (stale or behavior or prepass or shaped):
+            size = self.args.per_device_train_batch_size if mode == "train" else None
             with torch.no_grad():
-                output[name], _, _ = forward(
-                    self,
-                    self.model,
-                    output,
-                    entropy=False,
-                    batch_size=self.args.per_device_train_batch_size,
-                )
+                logprobs, _, _ = forward(self, self.model, output, entropy=False, batch_size=size)
+            output["old_per_token_logps" if stale else SAMPLED] = logprobs
+
+    def _estimator_columns(self, output: dict[str, Any]) -> dict[str, Tensor]:
+        """Token columns that the estimator itself says it reads."""
+        needs = self.objective.estimator.required()
+        if not (needs.needs_ref_logprobs or needs.needs_behavior_logprobs):
+            return {}
+        old = output.get("old_per_token_logps", output.get(SAMPLED))
+        sampler = output.get("sampling_per_token_logps")
+        columns = {"old_logprobs": old}
+        if needs.needs_ref_logprobs:
+            columns["ref_logprobs"] = output.get("ref_per_token_logps")
+        if needs.needs_behavior_logprobs:
+            columns["behavior_logprobs"] = old if sampler is None else sampler
+        return {name: column for name, column in columns.items() if column is not None}
 
     def _local(self, per_group: Tensor) -> Tensor:
         """This rank's sequences of a fact about global groups."""
@@ -281,7 +313,7 @@ class ObjectiveMixin(Host):
             if inputs["advantages"] is None:
                 return torch.zeros((), device=self.args.device)
             split = bool(inputs["completion_mask"].shape[0] % self.num_generations_eval)
-            step = open_window(self, self.objective, [inputs], split_groups=split, dropout=False)
+            step = open_window(self, self.objective, [inputs], split_groups=split)
             step.next()
         else:
             assert self._step_window is not None
@@ -289,7 +321,12 @@ class ObjectiveMixin(Host):
         micro_batches = len(step.outputs) + 1 + len(step.waiting)
         aux_enabled = bool(getattr(self, "aux_loss_enabled", False))
         logprobs, entropy, aux = forward(self, model, inputs, entropy=True, aux_loss=aux_enabled)
-        if self.objective.entropy_coef and entropy is not None and mode == "train" and not entropy.requires_grad:
+        if (
+            self.objective.entropy_coef
+            and entropy is not None
+            and mode == "train"
+            and not entropy.requires_grad
+        ):
             raise CapabilityError(
                 "entropy_coef needs entropies with gradient, which this trainer does not compute. Use GRPOTrainer of "
                 "TRL 1.8 or newer, or entropy_coef=0."

@@ -46,9 +46,12 @@ OPTIONS: dict[str, Option] = {
         "The load-balancing loss of mixture-of-experts models is added as TRL does, averaged over the window's "
         "micro-batches. It is the one term that depends on the cut.",
     ),
-    "num_generations": Option("read", "Group size; the objective's smallest group size is checked against it."),
+    "num_generations": Option(
+        "read", "Group size; the objective's smallest group size is checked against it."
+    ),
     "num_generations_eval": Option(
-        "read", "Below the objective's smallest group size the evaluation loss is 0 (rewards are still logged)."
+        "read",
+        "Below the objective's smallest group size the evaluation loss is 0 (rewards are still logged).",
     ),
     "max_completion_length": Option(
         "read", "Also the default budget of `FixedBudget(max_tokens=…)` when the objective is given by name."
@@ -96,14 +99,17 @@ OPTIONS: dict[str, Option] = {
         "vllm_tensor_parallel_size",
     ),
     # The objective
-    "loss_type": Option("replaced", "the objective: `Objective.named(…)` or `Objective(policy_loss=…, reduction=…)`"),
+    "loss_type": Option(
+        "replaced", "the objective: `Objective.named(…)` or `Objective(policy_loss=…, reduction=…)`"
+    ),
     "beta": Option(
         "carried over",
         "Becomes `KLPenalty(coef=beta)` when the objective has no `kl`; a `kl` of the objective makes TRL build the "
         "reference model. Two different numbers are refused.",
     ),
     "use_bias_correction_kl": Option(
-        "read", "Only when `beta` is carried over: `ratio_k3` if true, else `k3`. Else `KLPenalty(estimator=…)`."
+        "read",
+        "Only when `beta` is carried over: `ratio_k3` if true, else `k3`. Else `KLPenalty(estimator=…)`.",
     ),
     "reward_weights": Option(
         "carried over",
@@ -112,7 +118,9 @@ OPTIONS: dict[str, Option] = {
     **_replaced("epsilon", by="`policy_loss={'clip_low': …}`"),
     **_replaced("epsilon_high", by="`policy_loss={'clip_high': …}` (for cispo: `{'ratio_cap': …}`)"),
     **_replaced("delta", by="`policy_loss={'ratio_cap': …}` of `ClippedSurrogate`"),
-    **_replaced("sapo_temperature_neg", "sapo_temperature_pos", by="the options of the `sapo` objective's policy loss"),
+    **_replaced(
+        "sapo_temperature_neg", "sapo_temperature_pos", by="the options of the `sapo` objective's policy loss"
+    ),
     **_replaced(
         "vespo_k_pos",
         "vespo_lambda_pos",
@@ -120,9 +128,12 @@ OPTIONS: dict[str, Option] = {
         "vespo_lambda_neg",
         by="the options of the `vespo` objective's policy loss",
     ),
-    **_replaced("importance_sampling_level", by="a sequence-level policy loss, such as `Objective.named('gspo')`"),
     **_replaced(
-        "multi_objective_aggregation", by="the estimator: `GDPO` normalises each reward and then sums, `GRPO` sums first"
+        "importance_sampling_level", by="a sequence-level policy loss, such as `Objective.named('gspo')`"
+    ),
+    **_replaced(
+        "multi_objective_aggregation",
+        by="the estimator: `GDPO` normalises each reward and then sums, `GRPO` sums first",
     ),
     **_replaced("scale_rewards", by="`estimator={'scale': 'group' | 'batch' | 'none'}` of `GRPO`"),
     "mask_truncated_completions": Option(
@@ -130,7 +141,10 @@ OPTIONS: dict[str, Option] = {
         "Truncated completions leave both sums; means over sequences still count them (`count='nonempty'` does not).",
     ),
     **_kept("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
-    **_replaced("top_entropy_quantile", by="entropy-quantile masking in the policy loss, over the whole window"),
+    **_replaced(
+        "top_entropy_quantile",
+        by="`entropy_mask=EntropyMask(fraction=…)`, whose quantile is that of the whole window",
+    ),
     **_replaced(
         "entropy_coef",
         by="`entropy_coef=…` of the objective (weighted by its reduction; TRL takes a mean over each micro-batch)",
@@ -146,16 +160,16 @@ OPTIONS: dict[str, Option] = {
     **_kept("max_tool_calling_iterations", note="Tool tokens (`tool_mask`) never carry loss."),
     "vllm_importance_sampling_correction": Option(
         "read",
-        "With `use_vllm` it must be False, or the objective has to have a `correction`, which then does the work.",
+        "With `use_vllm` it must be False, or the objective has to have a `correction` (`ImportanceCorrection`), which then does the work.",
     ),
     **_replaced(
         "vllm_importance_sampling_mode",
         "vllm_importance_sampling_clip_max",
         "vllm_importance_sampling_clip_min",
         "vllm_importance_sampling_cap",
-        by="the objective's `correction=…` (mode and bounds are its options)",
+        by="`correction=ImportanceCorrection(weight=…, outside=…, high=…)`",
     ),
-    **_replaced("off_policy_mask_threshold", by="an off-policy sequence mask as the objective's `correction=…`"),
+    **_replaced("off_policy_mask_threshold", by="`off_policy_mask=OPSM(threshold=…, against='behavior')`"),
     # RLOOConfig only
     **_replaced("normalize_advantages", by="an estimator that whitens"),
     **_replaced("reward_clip_range", by="clipping inside the reward function"),
@@ -170,16 +184,24 @@ OPTIONS: dict[str, Option] = {
 }
 
 INHERITED: dict[str, Option] = {
-    "gradient_accumulation_steps": Option("read", "The window: one optimizer step over all of its micro-batches."),
+    "gradient_accumulation_steps": Option(
+        "read", "The window: one optimizer step over all of its micro-batches."
+    ),
     "max_grad_norm": Option("kept", "Clips the exact gradient of the window's loss."),
     "use_liger_kernel": Option(
         "read", "Layer kernels are kept. Refused where it would replace the loss too (TRL up to 1.13)."
     ),
     "gradient_checkpointing": Option("kept"),
     "bf16": Option("kept", "Log-probabilities are raised to float32; statistics are float64."),
-    "deepspeed": Option("kept", "ZeRO 1 to 3. Write `gradient_clipping` into its config; DeepSpeed clips at 1.0 without."),
-    "eval_strategy": Option("kept", "Evaluation uses the same objective, over one evaluation batch at a time."),
-    "resume_from_checkpoint": Option("kept", "A rollout that was not used up is stored in the checkpoint and continued."),
+    "deepspeed": Option(
+        "kept", "ZeRO 1 to 3. Write `gradient_clipping` into its config; DeepSpeed clips at 1.0 without."
+    ),
+    "eval_strategy": Option(
+        "kept", "Evaluation uses the same objective, over one evaluation batch at a time."
+    ),
+    "resume_from_checkpoint": Option(
+        "kept", "A rollout that was not used up is stored in the checkpoint and continued."
+    ),
     "average_tokens_across_devices": Option("kept", "Without effect, here as in TRL."),
 }
 """Inherited options worth a word; every other option of `TrainingArguments` is kept."""

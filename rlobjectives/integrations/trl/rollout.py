@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,12 @@ def unique_names(names: list[str]) -> tuple[str, ...]:
 
 
 def global_rollouts(
-    rewards: Tensor, names: list[str], num_generations: int, layout: PaddedLayout, accelerator: Any
+    rewards: Tensor,
+    names: list[str],
+    num_generations: int,
+    layout: PaddedLayout,
+    accelerator: Any,
+    columns: Mapping[str, Tensor] | None = None,
 ) -> Rollouts:
     """Rollouts of all ranks; every rank builds the same.
 
@@ -57,14 +63,16 @@ def global_rollouts(
         num_generations: Sequences of a group; groups lie together in the global order, also across ranks.
         layout: This rank's tokens.
         accelerator: Gathers the masks.
+        columns: Token columns that the estimator reads, of this rank.
 
     Raises:
         NonFiniteError: If a reward is infinite, on all ranks.
     """
-    mask = layout.mask
-    if accelerator.num_processes > 1:
-        padded = accelerator.pad_across_processes(mask.to(torch.uint8), dim=1)
-        mask = accelerator.gather(padded).bool()
+
+    def everywhere(rows: Tensor) -> Tensor:
+        return rows if accelerator.num_processes == 1 else _gather_rows(rows, accelerator)
+
+    mask = everywhere(layout.mask.to(torch.uint8)).bool()
     if mask.shape[0] != rewards.shape[0] or rewards.shape[0] % num_generations:
         raise ShapeError(
             f"rewards has {rewards.shape[0]} rows, the ranks hold {mask.shape[0]} sequences and a group has "
@@ -76,7 +84,13 @@ def global_rollouts(
         group_ids=torch.arange(rewards.shape[0], device=rewards.device) // num_generations,
         layout=PaddedLayout(mask.to(rewards.device)),
         reward_names=unique_names(names),
+        **{name: everywhere(column) for name, column in (columns or {}).items()},
     )
+
+
+def _gather_rows(rows: Tensor, accelerator: Any) -> Tensor:
+    gathered: Tensor = accelerator.gather(accelerator.pad_across_processes(rows, dim=1))
+    return gathered
 
 
 def score(rollouts: Rollouts, estimator: Estimator) -> Scored:

@@ -54,7 +54,9 @@ def as_objective(value: ObjectiveLike, config: Any = None) -> Objective:
     return Objective(estimator=value)  # type: ignore[arg-type]  # Objective wraps a plain function
 
 
-def carry_over(objective: Objective, config: Any, *, has_reference: bool = True) -> tuple[Objective, list[str]]:
+def carry_over(
+    objective: Objective, config: Any, *, has_reference: bool = True
+) -> tuple[Objective, list[str]]:
     """Fill what the objective leaves open from TRL's options, and the other way round.
 
     ``beta`` becomes a `KLPenalty`, ``reward_weights`` the estimator's weights. In the other direction, a term that

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rlobjectives.component import WindowContext
 from rlobjectives.distributed import LOCAL, Communicator
+from rlobjectives.distributed.replay import RandomState
 from rlobjectives.errors import MissingColumnError
 from rlobjectives.integrations.trl.columns import (
     GENERATED_AT,
@@ -25,12 +26,13 @@ from rlobjectives.layouts import PaddedLayout
 from rlobjectives.objective import Objective
 from rlobjectives.reductions import LossReduction
 from rlobjectives.statistics import Stat
+from rlobjectives.tokens import TokenBatch
 from rlobjectives.window import ObjectiveOutput, Window
 
 if TYPE_CHECKING:
     from rlobjectives.integrations.trl.host import Host
 
-__all__ = ["MicroBatch", "StepWindow", "open_window", "reads_prompts"]
+__all__ = ["MicroBatch", "StepWindow", "largest_dropout", "open_window", "reads_prompts"]
 
 
 @dataclass(slots=True)
@@ -85,7 +87,7 @@ class StepWindow:
 
 
 def open_window(
-    trainer: Host, objective: Objective, batches: list[dict[str, Any]], *, split_groups: bool, dropout: bool
+    trainer: Host, objective: Objective, batches: list[dict[str, Any]], *, split_groups: bool
 ) -> StepWindow:
     """Add every micro-batch, run the pre-pass if a loss needs one, and freeze. All ranks call it together.
 
@@ -94,7 +96,6 @@ def open_window(
         objective: The parts.
         batches: This rank's micro-batches of the step.
         split_groups: Whether a prompt's completions may lie on several ranks.
-        dropout: Whether recomputed log-probabilities differ from those of the training pass.
     """
     ranks = trainer.accelerator.num_processes
     communicator = Communicator.world() if ranks > 1 else LOCAL
@@ -104,13 +105,13 @@ def open_window(
         layouts = _with_prompts(groups, layouts, communicator if split_groups else LOCAL)
     micro_batches = [MicroBatch(batch, layout) for batch, layout in zip(batches, layouts, strict=True)]
     builder = objective.window(communicator)
-    prepass: list[Tensor] = []
+    prepass: list[TokenBatch] = []
     if objective.capabilities.needs_prepass:
-        prepass = _prepass(trainer, micro_batches, dropout)
+        prepass = _prepass(trainer, micro_batches, entropy="entropy" in objective.columns())
     for position, micro in enumerate(micro_batches):
         builder.add(estimate=micro.estimate, layout=micro.layout)
         if prepass:
-            builder.add_prepass(token_batch(micro.inputs, micro.layout, prepass[position]))
+            builder.add_prepass(prepass[position])
     return StepWindow(builder.freeze(), micro_batches)
 
 
@@ -157,28 +158,35 @@ def _with_prompts(
     ]
 
 
-def _prepass(trainer: Host, micro_batches: list[MicroBatch], dropout: bool) -> list[Tensor]:
-    """Log-probabilities of the current policy, without gradient, leaving the random state as it was.
+def _prepass(trainer: Host, micro_batches: list[MicroBatch], *, entropy: bool) -> list[TokenBatch]:
+    """Columns under the current policy, without gradient, leaving the random state as it was.
 
-    Recomputed ones from sampling time are taken where the weights have not moved since and nothing is random.
+    Log-probabilities recomputed at sampling time are taken where the weights have not moved since.
     """
-    device = trainer.accelerator.device
+    state = RandomState()
     found = []
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+    with torch.no_grad():
         for micro in micro_batches:
             inputs = micro.inputs
             sampled = inputs.get("old_per_token_logps", inputs.get(SAMPLED))
-            fresh = int(inputs[GENERATED_AT]) == trainer.state.global_step and not dropout
-            if sampled is not None and fresh:
-                found.append(sampled)
+            fresh = int(inputs[GENERATED_AT]) == trainer.state.global_step
+            if sampled is not None and fresh and not entropy:
+                logprobs, entropies = sampled, None
             else:
-                found.append(forward(trainer, trainer.model, inputs, entropy=False)[0])
+                logprobs, entropies, _ = forward(trainer, trainer.model, inputs, entropy=entropy)
+            found.append(token_batch(inputs, micro.layout, logprobs, entropy=entropies))
+    state.restore()
     return found
 
 
-def has_dropout(model: nn.Module) -> bool:
-    """Whether any dropout of the model is active in training."""
-    config = getattr(model, "config", None)
-    rates = [value for name, value in vars(config).items() if "dropout" in name] if config is not None else []
-    modules = (one.p for one in model.modules() if isinstance(one, nn.Dropout))
-    return any(isinstance(rate, (int, float)) and rate > 0 for rate in [*rates, *modules])
+def largest_dropout(model: nn.Module) -> float:
+    """Largest dropout probability active in a training forward, attention's functional one included."""
+    rates = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
+    for module in model.modules():
+        if not isinstance(module, nn.Dropout):
+            rates += [
+                value
+                for name, value in vars(module).items()
+                if "dropout" in name and isinstance(value, float)
+            ]
+    return max(rates, default=0.0)

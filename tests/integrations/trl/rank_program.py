@@ -16,11 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState, PartialState
-from integrations.trl import tiny
-from integrations.trl.settings import SETTINGS, Setting
 from trl import GRPOConfig
 
 from rlobjectives.integrations.trl import ObjectiveGRPOTrainer
+from tests.integrations.trl import tiny
+from tests.integrations.trl.settings import SETTINGS, Setting
 
 ZERO3 = {
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
@@ -62,7 +62,8 @@ def run(setting: Setting, mode: str, folder: str) -> dict[str, Any]:
         overrides["accelerator_config"] = {"use_configured_state": True}
         AcceleratorState._reset_state()  # one DeepSpeed plugin each; the process group stays
     config = GRPOConfig(**tiny.options(**overrides))
-    trained = tiny.trainer(ObjectiveGRPOTrainer, config, objective=setting.objective)
+    where = {"model": tiny.saved()} if setting.reference else {}
+    trained = tiny.trainer(ObjectiveGRPOTrainer, config, objective=setting.objective, **where)
     if mode == "zero3":
         assert str(trained.accelerator.distributed_type).endswith("DEEPSPEED")
     if setting.spoil is not None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from integrations.trl import tiny
-from integrations.trl.parts import MeanDrift, fed, rotate
 
 from rlobjectives import GDPO, GRPO, Objective, PromptMean
+from tests.integrations.trl import tiny
+from tests.integrations.trl.parts import FIRST, MeanDrift, fed, rotate
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Setting:
         objective: The objective.
         spoil: Changes the trainer before it trains.
         fails: An error is the expected outcome.
+        reference: The model comes from a folder, so that TRL can make a reference policy.
         modes: Where it runs.
     """
 
@@ -29,6 +30,7 @@ class Setting:
     objective: Any = "gdpo"
     spoil: Callable[[Any], None] | None = None
     fails: bool = False
+    reference: bool = False
     modes: tuple[str, ...] = ("ddp", "zero3")
 
 
@@ -76,7 +78,9 @@ DRIFT = Objective(estimator=GDPO(), policy_loss=MeanDrift())
 PROMPTS = Objective(estimator=GRPO(), reduction=PromptMean())
 
 SETTINGS: dict[str, Setting] = {
-    "every_objective": Setting({"max_steps": len(fed()), "learning_rate": 0.1}, spoil=rotate),
+    "every_objective": Setting(
+        {"max_steps": len(fed()), "learning_rate": 0.1}, objective=FIRST, spoil=rotate, reference=True
+    ),
     # One prompt's four completions on two ranks, two passes, two micro-batches.
     "split_groups": Setting(
         {
@@ -95,7 +99,9 @@ SETTINGS: dict[str, Setting] = {
     ),
     "one_rank_masked": Setting({"max_steps": 1}, spoil=mask_rows(first_half)),
     # Last, because it stops half-way through a step.
-    "nan_on_one_rank": Setting({"max_steps": 1}, objective="grpo", spoil=nan_on_rank_one, fails=True, modes=("ddp",)),
+    "nan_on_one_rank": Setting(
+        {"max_steps": 1}, objective="grpo", spoil=nan_on_rank_one, fails=True, modes=("ddp",)
+    ),
 }
 
 
@@ -106,7 +112,8 @@ def reference(setting: Setting) -> Any:
     from rlobjectives.integrations.trl import ObjectiveGRPOTrainer
 
     config = GRPOConfig(**tiny.options(**setting.options))
-    trained = tiny.trainer(ObjectiveGRPOTrainer, config, objective=setting.objective)
+    where = {"model": tiny.saved()} if setting.reference else {}
+    trained = tiny.trainer(ObjectiveGRPOTrainer, config, objective=setting.objective, **where)
     if setting.spoil is not None:
         setting.spoil(trained)
     trained.train()

@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("trl")
 
-from integrations.trl import tiny
 from trl import TrlParser
 
 from rlobjectives import GDPO, CapabilityError
 from rlobjectives.integrations.trl import ObjectiveConfig, ObjectiveGRPOTrainer
+from tests.integrations.trl import tiny
 
 YAML = """
 output_dir: {folder}
@@ -43,7 +43,14 @@ def test_yaml_and_flags(tmp_path: Path) -> None:
     assert trained.objective.policy_loss.clip_high == 0.28
     assert trained.dynamic_sampling == "drop"
     trained.train()
-    flags = ["--config", str(file), "--objective", "grpo", "--objective_args", '{"estimator": {"scale": "none"}}']
+    flags = [
+        "--config",
+        str(file),
+        "--objective",
+        "grpo",
+        "--objective_args",
+        '{"estimator": {"scale": "none"}}',
+    ]
     (config,) = TrlParser((ObjectiveConfig,)).parse_args_and_config(flags)
     assert tiny.trainer(ObjectiveGRPOTrainer, config).objective.estimator.scale == "none"
 

@@ -40,7 +40,12 @@ def test_supported(version: str) -> None:
 
 @pytest.mark.parametrize(
     ("version", "reason"),
-    [("0.29.1", "lack the hooks"), ("1.15.0", "Triton"), ("1.17.0", "newer than any"), ("2.0.0", "newer than any")],
+    [
+        ("0.29.1", "lack the hooks"),
+        ("1.15.0", "Triton"),
+        ("1.17.0", "newer than any"),
+        ("2.0.0", "newer than any"),
+    ],
 )
 def test_unsupported(version: str, reason: str) -> None:
     with pytest.raises(ImportError, match=reason) as caught:

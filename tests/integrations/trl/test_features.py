@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("trl")
 
 import torch
-from integrations.trl import tiny
 from trl import GRPOConfig, GRPOTrainer
 
-from rlobjectives import GRPO, Estimator, KLPenalty, Objective, Rollouts, SequenceMean
+from rlobjectives import GRPO, CapabilityError, Estimator, KLPenalty, Objective, Rollouts, SequenceMean
 from rlobjectives.integrations.trl import ObjectiveConfig, ObjectiveGRPOTrainer
+from tests.integrations.trl import tiny
 
 GRPO_TRL = {"name": "grpo", "estimator": {"epsilon": 1e-4}}
 
@@ -102,7 +102,11 @@ def test_a_resumed_run_takes_the_same_next_steps(tmp_path: Path) -> None:
     generated = {"generated": True}
     whole = train("gdpo", extra=generated, **shape)
     again = tiny.trainer(
-        ObjectiveGRPOTrainer, GRPOConfig(**tiny.options(**shape)), objective="gdpo", generated=True, model=tiny.model(1)
+        ObjectiveGRPOTrainer,
+        GRPOConfig(**tiny.options(**shape)),
+        objective="gdpo",
+        generated=True,
+        model=tiny.model(1),
     )
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert torch.equal(tiny.parameters(whole), tiny.parameters(again))
@@ -111,7 +115,12 @@ def test_a_resumed_run_takes_the_same_next_steps(tmp_path: Path) -> None:
 
 def test_evaluation_uses_the_objective() -> None:
     options = tiny.options(
-        max_steps=1, do_eval=True, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=4, learning_rate=0.0
+        max_steps=1,
+        do_eval=True,
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_eval_batch_size=4,
+        learning_rate=0.0,
     )
     trained = tiny.trainer(
         ObjectiveGRPOTrainer, GRPOConfig(**options), objective="gdpo", eval_dataset=tiny.prompts(2)
@@ -125,7 +134,12 @@ def test_evaluation_uses_the_objective() -> None:
 
 def test_evaluation_with_one_completion_logs_rewards_only() -> None:
     options = tiny.options(
-        max_steps=1, do_eval=True, eval_strategy="steps", eval_steps=1, num_generations_eval=1, per_device_eval_batch_size=2
+        max_steps=1,
+        do_eval=True,
+        eval_strategy="steps",
+        eval_steps=1,
+        num_generations_eval=1,
+        per_device_eval_batch_size=2,
     )
     with pytest.warns(UserWarning, match="evaluation loss is 0"):
         trained = tiny.trainer(
@@ -136,11 +150,6 @@ def test_evaluation_with_one_completion_logs_rewards_only() -> None:
     assert history(trained, "eval_rewards/even/mean")
 
 
-def first_letter(completions: list[str], completion_ids: list[list[int]], prompts: list[str], **_: Any) -> list[float]:
-    """Constant for one prompt's group the first time it is sampled."""
-    return [float(ids[0] % 2) if prompt.startswith("w0 ") else float(ids[0] % 7) for ids, prompt in zip(completion_ids, prompts, strict=True)]
-
-
 def dead_at_first(rounds: int) -> Any:
     """A reward without signal in the first group, for a number of rounds."""
     calls = {"made": 0}
@@ -148,7 +157,9 @@ def dead_at_first(rounds: int) -> Any:
     def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
         calls["made"] += 1
         flat = calls["made"] <= rounds
-        return [1.0 if flat and row < tiny.GROUP else float(ids[0] % 7) for row, ids in enumerate(completion_ids)]
+        return [
+            1.0 if flat and row < tiny.GROUP else float(ids[0] % 7) for row, ids in enumerate(completion_ids)
+        ]
 
     return reward
 
@@ -156,7 +167,13 @@ def dead_at_first(rounds: int) -> Any:
 def sampled(mode: str, rounds: int, **overrides: Any) -> Any:
     rewards = {"reward_funcs": [dead_at_first(rounds)]}
     return train(
-        GRPO_TRL, ObjectiveConfig, extra=rewards, max_steps=1, dynamic_sampling=mode, learning_rate=0.1, **overrides
+        GRPO_TRL,
+        ObjectiveConfig,
+        extra=rewards,
+        max_steps=1,
+        dynamic_sampling=mode,
+        learning_rate=0.1,
+        **overrides,
     )
 
 
@@ -178,7 +195,9 @@ def test_groups_without_signal_are_sampled_again_within_bounds() -> None:
     assert history(good, "window/sequences") == [8.0]
     assert history(good, "sampling/resampled_group_fraction") == [0.5]
     assert history(good, "sampling/extra_rounds") == [1.0]
-    never = sampled("resample", 9, max_resamples=2, gradient_accumulation_steps=2, per_device_train_batch_size=4)
+    never = sampled(
+        "resample", 9, max_resamples=2, gradient_accumulation_steps=2, per_device_train_batch_size=4
+    )
     assert history(never, "window/sequences") == [4.0]
     assert history(never, "sampling/extra_rounds") == [2.0]
     assert history(never, "sampling/dropped_group_fraction") == [0.5]
@@ -227,13 +246,10 @@ def test_metrics_are_weighted_over_the_steps_of_a_log_line() -> None:
     assert history(both, "policy/entropy")[0] == pytest.approx(weighted, rel=1e-6)
 
 
-def test_reference_policy_without_beta(tmp_path: Path) -> None:
+def test_reference_policy_without_beta() -> None:
     """A `kl` of the objective makes TRL build the reference model."""
-    where = str(tmp_path)
-    tiny.model().save_pretrained(where)
-    tiny.tokenizer().save_pretrained(where)
     objective = Objective(estimator=GRPO(), kl=KLPenalty(coef=0.05, estimator="k2"))
-    trained = train(objective, extra={"model": where}, max_steps=2)
+    trained = train(objective, extra={"model": tiny.saved()}, max_steps=2)
     assert trained.ref_model is not None
     kl = history(trained, "policy/kl_to_ref")
     assert kl[0] == pytest.approx(0.0, abs=1e-6)
@@ -247,18 +263,43 @@ def test_entropy_bonus_has_a_gradient() -> None:
     trained = train(flat, max_steps=2, learning_rate=1.0)
     first, second = history(trained, "policy/entropy")
     assert second > first - 0.05
-    assert float((tiny.parameters(trained) - tiny.parameters(tiny.trainer(GRPOTrainer, GRPOConfig(**tiny.options())))).abs().max()) > 1e-4
+    assert (
+        float(
+            (
+                tiny.parameters(trained)
+                - tiny.parameters(tiny.trainer(GRPOTrainer, GRPOConfig(**tiny.options())))
+            )
+            .abs()
+            .max()
+        )
+        > 1e-4
+    )
 
 
 def test_active_dropout_is_said() -> None:
     with pytest.warns(UserWarning, match="disable_dropout=True"):
         tiny.trainer(
-            ObjectiveGRPOTrainer, GRPOConfig(**tiny.options()), objective="gdpo", model=tiny.model(attention_dropout=0.1)
+            ObjectiveGRPOTrainer,
+            GRPOConfig(**tiny.options()),
+            objective="gdpo",
+            model=tiny.model(attention_dropout=0.1),
         )
 
 
 def test_completions_table_has_our_advantages(tmp_path: Path) -> None:
-    trained = train("gdpo", max_steps=1, log_completions=True, output_dir=str(tmp_path), num_completions_to_print=0)
+    trained = train(
+        "gdpo", max_steps=1, log_completions=True, output_dir=str(tmp_path), num_completions_to_print=0
+    )
     logged = torch.tensor(list(trained._logs["advantages"]))
     assert logged.shape == (8,)
     assert logged.view(-1, tiny.GROUP).sum(1).abs().max() < 1e-3
+
+
+def test_a_prepass_with_dropout_is_refused() -> None:
+    with pytest.raises(CapabilityError, match="dropout = 0.1"):
+        tiny.trainer(
+            ObjectiveGRPOTrainer,
+            GRPOConfig(**tiny.options()),
+            objective="p3o",
+            model=tiny.model(attention_dropout=0.1),
+        )

@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("trl")
 
-from integrations.trl import tiny
 from transformers import TrainingArguments
 from trl import GRPOConfig, RLOOConfig
 
@@ -20,6 +19,7 @@ from rlobjectives.integrations.trl import ObjectiveGRPOTrainer, ObjectiveRLOOTra
 from rlobjectives.integrations.trl.facts import updates_per_rollout, violations
 from rlobjectives.integrations.trl.options import INHERITED, OPTIONS, markdown
 from rlobjectives.integrations.trl.settle import as_objective, carry_over
+from tests.integrations.trl import tiny
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "coming_from_trl.md"
 BASE = {one.name for one in dataclasses.fields(TrainingArguments)}
@@ -149,7 +149,10 @@ def test_beta_is_carried_over_and_may_not_contradict() -> None:
     assert config.beta == 0.1  # so that TRL builds the reference model
     assert "contradicts" in carry_over(own, SimpleNamespace(beta=0.2))[1][0]
     assert carry_over(own, SimpleNamespace(beta=0.1)) == (own, [])
-    assert "subtract a KL from the reward" in carry_over(own, SimpleNamespace(beta=0.05), has_reference=False)[1][0]
+    assert (
+        "subtract a KL from the reward"
+        in carry_over(own, SimpleNamespace(beta=0.05), has_reference=False)[1][0]
+    )
 
 
 def test_reward_weights_are_carried_over_and_may_not_contradict() -> None:
@@ -201,11 +204,21 @@ def test_rloo_keeps_no_reference() -> None:
 
 @pytest.mark.parametrize(
     ("accumulation", "per_generation", "iterations", "expected"),
-    [(1, 1, 1, 1), (4, 2, 1, 1), (2, 4, 1, 2), (3, 2, 1, 2), (4, 2, 2, 1), (2, 2, 2, 2), (1, 4, 2, 8), (5, 4, 1, 2)],
+    [
+        (1, 1, 1, 1),
+        (4, 2, 1, 1),
+        (2, 4, 1, 2),
+        (3, 2, 1, 2),
+        (4, 2, 2, 1),
+        (2, 2, 2, 2),
+        (1, 4, 2, 8),
+        (5, 4, 1, 2),
+    ],
 )
 def test_updates_per_rollout(accumulation: int, per_generation: int, iterations: int, expected: int) -> None:
     length = per_generation * iterations
     brute = max(
-        len({step // accumulation for step in range(start, start + length)}) for start in range(0, length * 60, length)
+        len({step // accumulation for step in range(start, start + length)})
+        for start in range(0, length * 60, length)
     )
     assert updates_per_rollout(accumulation, per_generation, iterations) == expected == brute

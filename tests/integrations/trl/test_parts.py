@@ -14,7 +14,7 @@ from rlobjectives.integrations.trl.columns import KEPT, token_layout
 from rlobjectives.integrations.trl.reports import average
 from rlobjectives.integrations.trl.rollout import global_rollouts, merge_rounds
 from rlobjectives.integrations.trl.skip import StepSkipper, forget_unscaled
-from rlobjectives.integrations.trl.step_window import has_dropout, reads_prompts
+from rlobjectives.integrations.trl.step_window import largest_dropout, reads_prompts
 
 
 def test_layout_counts_what_no_mask_excludes() -> None:
@@ -119,5 +119,7 @@ def test_reductions_that_read_prompts_are_found() -> None:
 
 
 def test_dropout_is_found() -> None:
-    assert has_dropout(nn.Sequential(nn.Dropout(0.1)))
-    assert not has_dropout(nn.Sequential(nn.Dropout(0.0)))
+    functional = nn.Linear(1, 1)
+    functional.attention_dropout = 0.3
+    assert largest_dropout(nn.Sequential(nn.Dropout(0.1), functional)) == 0.3
+    assert largest_dropout(nn.Sequential(nn.Dropout(0.0), nn.Linear(1, 1))) == 0.0

@@ -14,8 +14,9 @@ import pytest
 pytest.importorskip("trl")
 
 import torch
-from integrations.trl import tiny
-from integrations.trl.settings import SETTINGS, reference
+
+from tests.integrations.trl import tiny
+from tests.integrations.trl.settings import SETTINGS, reference
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -25,7 +26,7 @@ TOLERANCE = 2e-6
 def launch(mode: str, out: Path, limit: float) -> list[dict[str, Any]]:
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "TRL_EXPERIMENTAL_SILENCE": "1",
         "OMP_NUM_THREADS": "1",
         "DS_ACCELERATOR": "cpu",
@@ -77,7 +78,13 @@ def test_two_ranks_do_what_one_does(mode: str, alone: dict[str, Any], tmp_path: 
             gaps[name] = float((found["parameters"] - expected[0]).abs().max())
             assert len(found["history"]) == len(expected[1])
             for mine, theirs in zip(found["history"], expected[1], strict=True):
-                for metric in ("loss/total", "window/tokens", "window/sequences", "reward/even/std", "window/skipped"):
+                for metric in (
+                    "loss/total",
+                    "window/tokens",
+                    "window/sequences",
+                    "reward/even/std",
+                    "window/skipped",
+                ):
                     assert mine.get(metric) == pytest.approx(theirs.get(metric), abs=1e-5), (name, metric)
     assert max(gaps.values()) <= TOLERANCE, gaps
     skipped = [entry["window/skipped"] for entry in ranks[1]["empty"]["history"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import tempfile
@@ -49,6 +50,15 @@ def model(seed: int = 0, **overrides: Any) -> Qwen2ForCausalLM:
     return built
 
 
+@functools.cache
+def saved() -> str:
+    """The same model as a folder, from which TRL makes a reference policy."""
+    where = tempfile.mkdtemp(prefix="tiny-")
+    model().save_pretrained(where)
+    tokenizer().save_pretrained(where)
+    return where
+
+
 def prompts(count: int = 8) -> Dataset:
     return Dataset.from_dict({"prompt": [f"w{index} w{index + 1} w{index + 2}" for index in range(count)]})
 
@@ -79,7 +89,7 @@ def even(completions: list[str], completion_ids: list[list[int]], **_: Any) -> l
 
 
 def short(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float | None]:
-    return [-0.1 * len(ids) if ids[0] % 5 else None for ids in completion_ids]
+    return [1.0 - 0.1 * len(ids) if ids[0] % 5 else None for ids in completion_ids]
 
 
 def options(**overrides: Any) -> dict[str, Any]:
