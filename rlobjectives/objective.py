@@ -13,7 +13,7 @@ from rlobjectives.checks import check_number
 from rlobjectives.component import Component, Metric
 from rlobjectives.distributed.communicator import LOCAL, Communicator
 from rlobjectives.errors import CapabilityError
-from rlobjectives.estimators import Estimator
+from rlobjectives.estimators import Estimator, FunctionEstimator
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses import (
     OPSM,
@@ -51,7 +51,7 @@ class Objective:
         loss = Σₜ wₜ · (policy lossₜ + KL penaltyₜ − c_H · entropyₜ)        over the window
 
     Args:
-        estimator: Rewards to advantages.
+        estimator: Rewards to advantages; a plain function ``(Rollouts) -> advantages`` will do.
         policy_loss: Log-probabilities to one number a token.
         reduction: Weight of each token in the window.
         kl: Penalty on the divergence from a reference policy.
@@ -86,6 +86,10 @@ class Objective:
     name: str = ""
 
     def __post_init__(self) -> None:
+        if callable(self.estimator) and not isinstance(self.estimator, (Estimator, type)):
+            name = getattr(self.estimator, "__name__", type(self.estimator).__name__)
+            object.__setattr__(self, "name", self.name or name)
+            object.__setattr__(self, "estimator", FunctionEstimator(function=self.estimator))
         kinds = (
             ("estimator", Estimator),
             ("policy_loss", PolicyLoss),

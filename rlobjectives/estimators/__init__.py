@@ -14,6 +14,7 @@ from rlobjectives.estimators.credit_metrics import (
     value_metrics,
 )
 from rlobjectives.estimators.diagnostics import reward_metrics
+from rlobjectives.estimators.function import FunctionEstimator
 from rlobjectives.estimators.gae import GAE, adaptive_trace_decay
 from rlobjectives.estimators.gdpo import GDPO
 from rlobjectives.estimators.gpg import GPG
@@ -44,6 +45,7 @@ __all__ = [
     "Combined",
     "Credit",
     "Estimator",
+    "FunctionEstimator",
     "MaxRL",
     "Normalized",
     "OptimalTokenBaseline",

@@ -1,0 +1,26 @@
+"""TRL: one mixin, every objective.
+
+```python
+from trl import GRPOTrainer
+from rlobjectives.integrations.trl import ObjectiveMixin
+
+class Trainer(ObjectiveMixin, GRPOTrainer):
+    objective = "gdpo"
+```
+"""
+
+from rlobjectives.integrations.trl.versions import UnsupportedVersionError, check_version, installed_version
+
+check_version(installed_version())
+
+from rlobjectives.integrations.trl.config import ObjectiveConfig
+from rlobjectives.integrations.trl.mixin import ObjectiveMixin
+from rlobjectives.integrations.trl.trainers import ObjectiveGRPOTrainer, ObjectiveRLOOTrainer
+
+__all__ = [
+    "ObjectiveConfig",
+    "ObjectiveGRPOTrainer",
+    "ObjectiveMixin",
+    "ObjectiveRLOOTrainer",
+    "UnsupportedVersionError",
+]

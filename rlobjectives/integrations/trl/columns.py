@@ -1,0 +1,120 @@
+"""TRL's dictionaries as layouts and token columns."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rlobjectives.layouts import PaddedLayout
+from rlobjectives.tokens import TokenBatch
+
+if TYPE_CHECKING:
+    from rlobjectives.integrations.trl.host import Host
+
+__all__ = ["GENERATED_AT", "GROUP", "KEPT", "SAMPLED", "forward", "token_batch", "token_layout"]
+
+GROUP = "rlobjectives_group"
+"""Prompt of each sequence, unique over the run: int64 ``[B]``."""
+KEPT = "rlobjectives_kept"
+"""False where dynamic sampling dropped the sequence's group: bool ``[B]``."""
+SAMPLED = "rlobjectives_sampled_logps"
+"""Log-probabilities under the weights that sampled, recomputed: ``[B, T]``."""
+GENERATED_AT = "rlobjectives_generated_at"
+"""Optimizer step at which the batch was sampled: 0-d int64."""
+
+_HANDLED = {
+    "model",
+    "input_ids",
+    "attention_mask",
+    "logits_to_keep",
+    "batch_size",
+    "compute_entropy",
+    "compute_aux_loss",
+}
+
+
+def token_layout(inputs: dict[str, Any]) -> PaddedLayout:
+    """The completion tokens that carry loss: not padding, not a tool's, not truncated, not dropped.
+
+    Args:
+        inputs: A micro-batch, or a whole generation batch, of TRL.
+    """
+    mask = inputs["completion_mask"].bool()
+    if inputs.get("tool_mask") is not None:
+        mask = mask & inputs["tool_mask"].bool()
+    kept = inputs.get(KEPT)
+    if kept is None:
+        return PaddedLayout(mask)
+    return PaddedLayout(mask & kept.unsqueeze(1), sequence_mask=kept)
+
+
+def forward(
+    trainer: Host,
+    model: nn.Module,
+    inputs: dict[str, Any],
+    *,
+    entropy: bool,
+    aux_loss: bool = False,
+    batch_size: int | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Log-probabilities of the completion tokens, their entropy, and the load-balancing loss.
+
+    Whatever else the model reads (pixels, token types) is passed through under the name TRL gives it.
+
+    Returns:
+        ``[B, T]``, ``[B, T]`` or None, 0-d or None.
+    """
+    compute = trainer._get_per_token_logps_and_entropies
+    accepted = inspect.signature(compute).parameters
+    extra = {
+        name: inputs[name]
+        for name in accepted
+        if name not in _HANDLED and inputs.get(name) is not None and not name.startswith("_")
+    }
+    if aux_loss:
+        extra["compute_aux_loss"] = True
+    found = compute(
+        model,
+        input_ids=torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+        attention_mask=torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+        logits_to_keep=inputs["completion_ids"].shape[1],
+        batch_size=batch_size,
+        compute_entropy=entropy,
+        **extra,
+    )
+    # Two results up to TRL 1.6, three since.
+    return found[0], found[1], found[2] if len(found) > 2 else None
+
+
+def token_batch(
+    inputs: dict[str, Any],
+    layout: PaddedLayout,
+    logprobs: Tensor,
+    *,
+    advantages: Tensor | None = None,
+    entropy: Tensor | None = None,
+) -> TokenBatch:
+    """The columns of one micro-batch.
+
+    Without TRL's old log-probabilities the policy has not moved since it sampled, and the ratio is exactly 1.
+    The sampler's own log-probabilities are those of vLLM or of a ``rollout_func``; a sampler that is the policy
+    itself has them recomputed.
+    """
+    old = inputs.get("old_per_token_logps")
+    sampler = inputs.get("sampling_per_token_logps")
+    behavior = next((one for one in (sampler, old, inputs.get(SAMPLED)) if one is not None), None)
+    # TRL marks tokens that vLLM gave no log-probability for with NaN.
+    known = None if sampler is None else ~torch.isnan(sampler)
+    return TokenBatch(
+        logprobs=logprobs,
+        layout=layout,
+        advantages=advantages,
+        old_logprobs=old,
+        behavior_logprobs=behavior,
+        behavior_known=known,
+        ref_logprobs=inputs.get("ref_per_token_logps"),
+        entropy=entropy,
+    )

@@ -1,0 +1,138 @@
+"""A generation batch seen globally: every rank's rewards, groups and masks, and what the estimator makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlobjectives.errors import ShapeError
+from rlobjectives.estimators import Estimator
+from rlobjectives.layouts import PaddedLayout
+from rlobjectives.rollouts import Rollouts
+
+__all__ = ["Scored", "global_rollouts", "merge_rounds", "score", "unique_names"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What all ranks agree on about a generation batch.
+
+    Attributes:
+        rollouts: All sequences of all ranks, in TRL's global order (so that groups lie together).
+        estimate: The estimator's answer for all of them.
+        alive: Whether each group carries signal, ``[g]``; None for a token-level estimator.
+    """
+
+    rollouts: Rollouts
+    estimate: Tensor
+    alive: Tensor | None
+
+
+def unique_names(names: list[str]) -> tuple[str, ...]:
+    """Reward names with a number behind those that occur twice (two lambdas, one reward model at two settings).
+
+    Example:
+        >>> unique_names(["right", "<lambda>", "<lambda>"])
+        ('right', '<lambda>', '<lambda>_1')
+    """
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        seen[name] = seen.get(name, -1) + 1
+        found.append(f"{name}_{seen[name]}" if seen[name] else name)
+    return tuple(found)
+
+
+def global_rollouts(
+    rewards: Tensor,
+    names: list[str],
+    num_generations: int,
+    layout: PaddedLayout,
+    accelerator: Any,
+    columns: Mapping[str, Tensor] | None = None,
+) -> Rollouts:
+    """Rollouts of all ranks; every rank builds the same.
+
+    Args:
+        rewards: Gathered by TRL, ``[N, r]``, NaN where a function returned None.
+        names: Names of the reward functions.
+        num_generations: Sequences of a group; groups lie together in the global order, also across ranks.
+        layout: This rank's tokens.
+        accelerator: Gathers the masks.
+        columns: Token columns that the estimator reads, of this rank.
+
+    Raises:
+        NonFiniteError: If a reward is infinite, on all ranks.
+    """
+
+    def everywhere(rows: Tensor) -> Tensor:
+        return rows if accelerator.num_processes == 1 else _gather_rows(rows, accelerator)
+
+    mask = everywhere(layout.mask.to(torch.uint8)).bool()
+    if mask.shape[0] != rewards.shape[0] or rewards.shape[0] % num_generations:
+        raise ShapeError(
+            f"rewards has {rewards.shape[0]} rows, the ranks hold {mask.shape[0]} sequences and a group has "
+            f"{num_generations}. TRL's global batch must be whole groups; check rollout_func and the batch sizes."
+        )
+    return Rollouts(
+        rewards=rewards,
+        scored=~torch.isnan(rewards),
+        group_ids=torch.arange(rewards.shape[0], device=rewards.device) // num_generations,
+        layout=PaddedLayout(mask.to(rewards.device)),
+        reward_names=unique_names(names),
+        **{name: everywhere(column) for name, column in (columns or {}).items()},
+    )
+
+
+def _gather_rows(rows: Tensor, accelerator: Any) -> Tensor:
+    gathered: Tensor = accelerator.gather(accelerator.pad_across_processes(rows, dim=1))
+    return gathered
+
+
+def score(rollouts: Rollouts, estimator: Estimator) -> Scored:
+    """Estimate raw advantages of all ranks' sequences. No communication; the same on every rank."""
+    alive = None if estimator.token_level else estimator.carries_signal(rollouts)
+    return Scored(rollouts, estimator.estimate(rollouts), alive)
+
+
+def merge_rounds(
+    first: dict[str, Any], again: dict[str, Any], rows: Tensor, pad_token_id: int
+) -> dict[str, Any]:
+    """Replace rows of a generation batch by those of another round over the same prompts.
+
+    Args:
+        first: The batch to keep.
+        again: The batch to take rows from.
+        rows: Which rows to take, bool ``[B]``.
+        pad_token_id: Fills token ids where widths differ.
+
+    Returns:
+        The batch, as wide as the wider of the two. Columns that are not one row a sequence stay those of `first`
+        (they belong to the prompts).
+    """
+    merged = dict(first)
+    count = rows.shape[0]
+    for name, column in first.items():
+        other = again.get(name)
+        is_rows = isinstance(column, Tensor) and column.dim() >= 1 and column.shape[0] == count
+        if not is_rows or not isinstance(other, Tensor) or other.shape[:1] != column.shape[:1]:
+            continue
+        if column.dim() == 2:
+            fill = pad_token_id if name.endswith("_ids") and "type" not in name else 0
+            left = name.startswith("prompt_")
+            width = max(column.shape[1], other.shape[1])
+            column, other = (_widen(one, width, fill, left) for one in (column, other))
+        chosen = rows.reshape(-1, *[1] * (column.dim() - 1)).to(column.device)
+        merged[name] = torch.where(chosen, other, column)
+    return merged
+
+
+def _widen(rows: Tensor, width: int, fill: int, left: bool) -> Tensor:
+    extra = width - rows.shape[1]
+    if not extra:
+        return rows
+    return torch.nn.functional.pad(rows, (extra, 0) if left else (0, extra), value=fill)

@@ -1,0 +1,134 @@
+"""From what the user wrote to an `Objective`: names, dictionaries, callables, and options carried over from TRL."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Union
+
+from torch import Tensor
+
+from rlobjectives.errors import CapabilityError
+from rlobjectives.estimators import Estimator
+from rlobjectives.losses import KLPenalty
+from rlobjectives.objective import Objective
+from rlobjectives.registry import ALGORITHMS, resolve
+from rlobjectives.rollouts import Rollouts
+
+__all__ = ["ObjectiveLike", "as_objective", "carry_over"]
+
+ObjectiveLike = Union[Objective, Estimator, str, Mapping[str, Any], Callable[[Rollouts], Tensor]]
+"""An objective, an estimator, a name, ``{"name": …, field: options}``, or a function from rollouts to advantages."""
+
+
+def as_objective(value: ObjectiveLike, config: Any = None) -> Objective:
+    """Build the objective.
+
+    Args:
+        value: An `Objective`; an estimator or a plain function ``(Rollouts) -> advantages`` (both take the
+            default loss and reduction); a registered name; or a mapping with ``name`` and overrides by field.
+        config: The trainer's configuration: its ``max_completion_length`` is the budget of a reduction that needs
+            one and was not given any.
+
+    Raises:
+        UnknownAlgorithmError: If a name is not known.
+        CapabilityError: If an option does not fit.
+
+    Example:
+        >>> as_objective({"name": "gdpo", "estimator": {"weights": (1.0, 0.5)}}).name
+        'gdpo'
+        >>> as_objective(lambda rollouts: rollouts.rewards.sum(1)).name
+        '<lambda>'
+    """
+    if isinstance(value, Objective):
+        return value
+    if isinstance(value, str):
+        value = {"name": value}
+    if isinstance(value, Mapping):
+        overrides = {name: _part(option) for name, option in value.items() if name != "name"}
+        if "name" not in value:
+            raise CapabilityError(
+                f"objective is {dict(value)!r}; a mapping needs 'name': the algorithm, beside overrides by field."
+            )
+        return Objective.named(value["name"], **_with_budget(value["name"], overrides, config))
+    return Objective(estimator=value)  # type: ignore[arg-type]  # Objective wraps a plain function
+
+
+def carry_over(
+    objective: Objective, config: Any, *, has_reference: bool = True
+) -> tuple[Objective, list[str]]:
+    """Fill what the objective leaves open from TRL's options, and the other way round.
+
+    ``beta`` becomes a `KLPenalty`, ``reward_weights`` the estimator's weights. In the other direction, a term that
+    reads reference log-probabilities sets ``beta``, because TRL builds the reference model only then.
+
+    Args:
+        objective: What the user asked for.
+        config: The trainer's configuration; its ``beta`` and ``reward_weights`` may be set.
+        has_reference: Whether the trainer hands out reference log-probabilities.
+
+    Returns:
+        The objective, and a sentence for each contradiction.
+    """
+    found: list[str] = []
+    beta = getattr(config, "beta", 0.0)
+    if not has_reference:
+        if beta:
+            found.append(
+                f"beta = {beta} would subtract a KL from the reward, and the objective's estimator reads rewards before "
+                "that. Set beta=0.0 and use GRPOTrainer for a KL penalty in the loss."
+            )
+    elif beta and objective.kl is None:
+        ratio = bool(getattr(config, "use_bias_correction_kl", False))
+        objective = dataclasses.replace(
+            objective, kl=KLPenalty(coef=float(beta), estimator="ratio_k3" if ratio else "k3")
+        )
+    elif beta and objective.kl is not None and float(beta) != objective.kl.coef:
+        found.append(
+            f"beta = {beta} contradicts the objective's kl ({objective.kl}). Leave beta at 0.0; the objective's is used."
+        )
+    elif not beta and objective.capabilities.needs_ref_logprobs:
+        config.beta = (objective.kl.coef if objective.kl else 0.0) or 1.0
+    weights = getattr(config, "reward_weights", None)
+    if weights is not None:
+        weights = tuple(float(weight) for weight in weights)
+        own = getattr(objective.estimator, "weights", None)
+        if own is None and hasattr(objective.estimator, "weights"):
+            estimator = dataclasses.replace(objective.estimator, weights=weights)  # type: ignore[type-var]
+            objective = dataclasses.replace(objective, estimator=estimator)
+        elif not isinstance(own, tuple) or tuple(map(float, own)) != weights:
+            found.append(
+                f"reward_weights = {list(weights)} does not reach {type(objective.estimator).__name__} "
+                f"({'it has no weights' if own is None else f'its weights are {own}'}). Leave reward_weights out and say "
+                "the weights on the estimator."
+            )
+    return objective, found
+
+
+def _with_budget(name: str, overrides: dict[str, Any], config: Any) -> dict[str, Any]:
+    spec = ALGORITHMS.get(name)
+    length = getattr(config, "max_completion_length", None)
+    options = overrides.get("reduction", {})
+    if spec is None or length is None or "reduction" not in spec.parts or not isinstance(options, Mapping):
+        return overrides
+    needed = {
+        one.name
+        for one in dataclasses.fields(resolve(spec.parts["reduction"]))
+        if one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
+    }
+    given = {*spec.options.get("reduction", {}), *options}
+    if "max_tokens" in needed - given:
+        return {**overrides, "reduction": {**options, "max_tokens": length}}
+    return overrides
+
+
+def _part(value: Any) -> Any:
+    """What a file can say: lists become tuples, ``"package.module:Name"`` the thing itself (a class, made)."""
+    if isinstance(value, Mapping):
+        return {name: _part(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return tuple(_part(entry) for entry in value)
+    if isinstance(value, str) and ":" in value:
+        found = resolve(value)
+        return found() if isinstance(found, type) else found
+    return value

@@ -1,0 +1,67 @@
+"""Which versions of TRL are supported, checked once at import."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+
+from rlobjectives.errors import RLObjectivesError
+
+__all__ = ["BROKEN", "FIRST", "NEXT", "UnsupportedVersionError", "check_version", "installed_version"]
+
+FIRST = (1, 0)
+"""First supported version."""
+NEXT = (1, 17)
+"""First version that has not been tested; it may rename the private methods this adapter overrides."""
+BROKEN = ((1, 15, 0),)
+"""Versions in between that fail by themselves (1.15.0 cannot be imported without Triton)."""
+
+
+class UnsupportedVersionError(RLObjectivesError, ImportError):
+    """The installed TRL is missing, too old, too new, or known to be broken."""
+
+
+def installed_version() -> str:
+    """Version of the installed TRL.
+
+    Raises:
+        UnsupportedVersionError: If it is not installed.
+    """
+    try:
+        return metadata.version("trl")
+    except metadata.PackageNotFoundError as error:
+        raise UnsupportedVersionError(
+            "rlobjectives.integrations.trl needs TRL, which is not installed. Run: pip install 'rlobjectives[trl]'."
+        ) from error
+
+
+def check_version(version: str) -> None:
+    """Raise unless a version of TRL is supported.
+
+    Args:
+        version: Such as ``"1.16.0"``; whatever follows the numbers (``.dev0``, ``rc1``) is ignored.
+
+    Raises:
+        UnsupportedVersionError: Naming the version, the range and what to install.
+
+    Example:
+        >>> check_version("1.16.0")
+        >>> check_version("1.15.0")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        rlobjectives.integrations.trl.versions.UnsupportedVersionError: TRL 1.15.0 is not supported: ...
+    """
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    numbers += (0,) * (3 - len(numbers))
+    if numbers in BROKEN:
+        reason = "that release fails without Triton; the one before and the one after do not"
+    elif numbers < FIRST:
+        reason = "its trainers lack the hooks this adapter overrides"
+    elif numbers[:2] >= NEXT:
+        reason = "it is newer than any version this adapter was tested with, and it overrides private methods"
+    else:
+        return
+    raise UnsupportedVersionError(
+        f"TRL {version} is not supported: {reason}. Supported: trl>=1.0,!=1.15.0,<1.17. "
+        "Run: pip install 'trl>=1.0,!=1.15.0,<1.17'."
+    )

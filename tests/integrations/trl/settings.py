@@ -1,0 +1,120 @@
+"""Settings that the rank tests run on one process, on two, and under ZeRO-3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rlobjectives import GDPO, GRPO, Objective, PromptMean
+from tests.integrations.trl import tiny
+from tests.integrations.trl.parts import FIRST, MeanDrift, fed, rotate
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Options of the one-process run; ranks divide its batch size.
+
+    Attributes:
+        options: Of `GRPOConfig`.
+        objective: The objective.
+        spoil: Changes the trainer before it trains.
+        fails: An error is the expected outcome.
+        reference: The model comes from a folder, so that TRL can make a reference policy.
+        modes: Where it runs.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    objective: Any = "gdpo"
+    spoil: Callable[[Any], None] | None = None
+    fails: bool = False
+    reference: bool = False
+    modes: tuple[str, ...] = ("ddp", "zero3")
+
+
+def mask_rows(chosen: Callable[[Any, int], list[int]]) -> Callable[[Any], None]:
+    """Mask all tokens of the global rows that ``chosen(trainer, count)`` names."""
+
+    def spoil(trained: Any) -> None:
+        scored = trained._generate_and_score_completions
+
+        def masked(inputs: Any) -> dict[str, Any]:
+            output = scored(inputs)
+            count = output["completion_mask"].shape[0]
+            start = trained.accelerator.process_index * count
+            rows = chosen(trained, count * trained.accelerator.num_processes)
+            mine = torch.tensor([start + row in rows for row in range(count)]).unsqueeze(1)
+            # A mask of its own, so that the forward sees the same tokens as ever.
+            output["tool_mask"] = torch.where(mine, 0, torch.ones_like(output["completion_mask"]))
+            return output
+
+        trained._generate_and_score_completions = masked
+
+    return spoil
+
+
+def everything_at_first(trained: Any, count: int) -> list[int]:
+    return list(range(count)) if trained.state.global_step == 0 else []
+
+
+def first_half(trained: Any, count: int) -> list[int]:
+    return list(range(count // 2))
+
+
+def nan_on_rank_one(trained: Any) -> None:
+    compute = trained._get_per_token_logps_and_entropies
+
+    def broken(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        logprobs, *rest = compute(*args, **kwargs)
+        return (logprobs * float("nan") if trained.accelerator.process_index else logprobs), *rest
+
+    trained._get_per_token_logps_and_entropies = broken
+
+
+DECAY = {"weight_decay": 0.5, "learning_rate": 0.1, "lr_scheduler_type": "linear"}
+DRIFT = Objective(estimator=GDPO(), policy_loss=MeanDrift())
+PROMPTS = Objective(estimator=GRPO(), reduction=PromptMean())
+
+SETTINGS: dict[str, Setting] = {
+    "every_objective": Setting(
+        {"max_steps": len(fed()), "learning_rate": 0.1}, objective=FIRST, spoil=rotate, reference=True
+    ),
+    # One prompt's four completions on two ranks, two passes, two micro-batches.
+    "split_groups": Setting(
+        {
+            "max_steps": 2,
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 2,
+            "num_iterations": 2,
+            "learning_rate": 0.1,
+        },
+        objective=PROMPTS,
+    ),
+    "prepass": Setting({"max_steps": 2, "num_iterations": 2, "learning_rate": 0.1}, objective=DRIFT),
+    "empty": Setting(
+        {"max_steps": 2, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, **DECAY},
+        spoil=mask_rows(everything_at_first),
+    ),
+    "one_rank_masked": Setting({"max_steps": 1}, spoil=mask_rows(first_half)),
+    # Last, because it stops half-way through a step.
+    "nan_on_one_rank": Setting(
+        {"max_steps": 1}, objective="grpo", spoil=nan_on_rank_one, fails=True, modes=("ddp",)
+    ),
+}
+
+
+def reference(setting: Setting) -> Any:
+    """The one-process run."""
+    from trl import GRPOConfig
+
+    from rlobjectives.integrations.trl import ObjectiveGRPOTrainer
+
+    config = GRPOConfig(**tiny.options(**setting.options))
+    where = {"model": tiny.saved()} if setting.reference else {}
+    trained = tiny.trainer(ObjectiveGRPOTrainer, config, objective=setting.objective, **where)
+    if setting.spoil is not None:
+        setting.spoil(trained)
+    trained.train()
+    return trained

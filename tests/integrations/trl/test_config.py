@@ -1,0 +1,65 @@
+"""`ObjectiveConfig` through `TrlParser`: YAML files and flags, as TRL's own scripts read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("trl")
+
+from trl import TrlParser
+
+from rlobjectives import GDPO, CapabilityError
+from rlobjectives.integrations.trl import ObjectiveConfig, ObjectiveGRPOTrainer
+from tests.integrations.trl import tiny
+
+YAML = """
+output_dir: {folder}
+use_cpu: true
+bf16: false
+gradient_checkpointing: false
+report_to: none
+num_generations: 4
+per_device_train_batch_size: 8
+max_steps: 1
+save_strategy: "no"
+disable_tqdm: true
+objective: gdpo
+objective_args:
+  estimator: {{weights: [1.0, 0.5]}}
+  policy_loss: {{clip_high: 0.28}}
+dynamic_sampling: drop
+"""
+
+
+def test_yaml_and_flags(tmp_path: Path) -> None:
+    file = tmp_path / "gdpo.yaml"
+    file.write_text(YAML.format(folder=tmp_path))
+    (config,) = TrlParser((ObjectiveConfig,)).parse_args_and_config(["--config", str(file)])
+    assert config.objective == "gdpo"
+    trained = tiny.trainer(ObjectiveGRPOTrainer, config)
+    assert trained.objective.estimator == GDPO(weights=(1.0, 0.5))
+    assert trained.objective.policy_loss.clip_high == 0.28
+    assert trained.dynamic_sampling == "drop"
+    trained.train()
+    flags = [
+        "--config",
+        str(file),
+        "--objective",
+        "grpo",
+        "--objective_args",
+        '{"estimator": {"scale": "none"}}',
+    ]
+    (config,) = TrlParser((ObjectiveConfig,)).parse_args_and_config(flags)
+    assert tiny.trainer(ObjectiveGRPOTrainer, config).objective.estimator.scale == "none"
+
+
+def test_wrong_values_are_errors(tmp_path: Path) -> None:
+    usual = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False}
+    with pytest.raises(CapabilityError, match="dynamic_sampling"):
+        ObjectiveConfig(**usual, objective="gdpo", dynamic_sampling="maybe")
+    with pytest.raises(CapabilityError, match="max_resamples"):
+        ObjectiveConfig(**usual, objective="gdpo", max_resamples=-1)
+    with pytest.raises(CapabilityError, match="without objective"):
+        ObjectiveConfig(**usual, objective_args={"estimator": {}})

@@ -1,0 +1,68 @@
+"""What the adapter relies on in the installed TRL, and which versions it accepts."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+pytest.importorskip("trl")
+
+from transformers import Trainer
+from trl import GRPOTrainer, RLOOTrainer
+
+from rlobjectives.errors import RLObjectivesError
+from rlobjectives.integrations.trl.host import CONTRACT
+from rlobjectives.integrations.trl.versions import UnsupportedVersionError, check_version
+
+
+@pytest.mark.parametrize("kind", [GRPOTrainer, RLOOTrainer])
+@pytest.mark.parametrize("name", CONTRACT)
+def test_signature(kind: type, name: str) -> None:
+    leading = list(inspect.signature(getattr(kind, name)).parameters)[1:]
+    expected = list(CONTRACT[name])
+    assert leading[: len(expected)] == expected, f"{kind.__name__}.{name} has another signature"
+
+
+def test_the_trainer_collects_a_step_before_its_first_micro_batch() -> None:
+    source = inspect.getsource(Trainer)
+    assert "get_batch_samples(epoch_iterator, num_batches" in source
+    assert source.index("= self.get_batch_samples(") < source.index("self.training_step(model, inputs")
+    # A skipped optimizer step keeps the schedule, and a zero max_grad_norm is no clipping.
+    assert "self.optimizer.step()" in source
+    assert "self.lr_scheduler.step()" in source
+
+
+@pytest.mark.parametrize("version", ["1.0.0", "1.4.0", "1.14.2", "1.16.0", "1.16.3.dev0"])
+def test_supported(version: str) -> None:
+    check_version(version)
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        ("0.29.1", "lack the hooks"),
+        ("1.15.0", "Triton"),
+        ("1.17.0", "newer than any"),
+        ("2.0.0", "newer than any"),
+    ],
+)
+def test_unsupported(version: str, reason: str) -> None:
+    with pytest.raises(ImportError, match=reason) as caught:
+        check_version(version)
+    assert isinstance(caught.value, UnsupportedVersionError)
+    assert isinstance(caught.value, RLObjectivesError)
+    assert "pip install" in str(caught.value)
+
+
+def test_import_fails_with_a_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+    from importlib import metadata
+
+    import rlobjectives.integrations.trl as package
+
+    monkeypatch.setattr(metadata, "version", lambda name: "0.19.0")
+    with pytest.raises(ImportError, match=r"TRL 0\.19\.0 is not supported"):
+        importlib.reload(package)
+    monkeypatch.undo()
+    importlib.reload(package)

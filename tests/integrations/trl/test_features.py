@@ -1,0 +1,305 @@
+"""What people run with: adapters, checkpoints, evaluation, dynamic sampling, their own estimators, the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl")
+
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+from rlobjectives import GRPO, CapabilityError, Estimator, KLPenalty, Objective, Rollouts, SequenceMean
+from rlobjectives.integrations.trl import ObjectiveConfig, ObjectiveGRPOTrainer
+from tests.integrations.trl import tiny
+
+GRPO_TRL = {"name": "grpo", "estimator": {"epsilon": 1e-4}}
+
+
+def train(objective: Any, config: type = GRPOConfig, extra: Any = None, **overrides: Any) -> Any:
+    trained = tiny.trainer(
+        ObjectiveGRPOTrainer, config(**tiny.options(**overrides)), objective=objective, **(extra or {})
+    )
+    trained.train()
+    return trained
+
+
+def history(trained: Any, name: str) -> list[float]:
+    return [entry[name] for entry in trained.state.log_history if name in entry]
+
+
+def test_a_function_is_an_estimator() -> None:
+    seen: list[Rollouts] = []
+
+    def centred(rollouts: Rollouts) -> torch.Tensor:
+        seen.append(rollouts)
+        total = rollouts.rewards.sum(1).view(-1, tiny.GROUP)
+        return (total - total.mean(1, keepdim=True)).flatten()
+
+    ours = train(Objective(estimator=centred, reduction=SequenceMean()), gradient_accumulation_steps=2)
+    assert ours.objective.name == "centred"
+    rollouts = seen[0]
+    assert rollouts.reward_names == ("even", "short")
+    assert rollouts.groups.sizes.tolist() == [tiny.GROUP] * 4
+    assert not rollouts.scored.all()
+    named = train({"name": "grpo", "estimator": {"scale": "none"}}, gradient_accumulation_steps=2)
+    assert float((tiny.parameters(ours) - tiny.parameters(named)).abs().max()) <= 1e-6
+
+
+class TokenLevel(Estimator):
+    """The centred reward at the last token only."""
+
+    token_level = True
+
+    def estimate(self, rollouts: Rollouts) -> torch.Tensor:
+        layout = rollouts.tokens("TokenLevel")
+        total = rollouts.rewards.sum(1)
+        last = layout.mask.cumsum(1) == layout.token_counts().unsqueeze(1)
+        return torch.where(last & layout.mask, layout.expand(total - total.mean()), 0.0)
+
+
+def test_advantages_per_token() -> None:
+    objective = Objective(estimator=TokenLevel())
+    one, many = (
+        train(objective, per_device_train_batch_size=8 // steps, gradient_accumulation_steps=steps)
+        for steps in (1, 4)
+    )
+    assert float((tiny.parameters(one) - tiny.parameters(many)).abs().max()) <= 2e-6
+
+
+def test_adapters_and_checkpointing_follow_stock() -> None:
+    peft = pytest.importorskip("peft")
+    results = []
+    for kind, extra, chosen in (
+        (GRPOTrainer, {"loss_type": "grpo"}, {}),
+        (ObjectiveGRPOTrainer, {}, {"objective": GRPO_TRL}),
+    ):
+        lora = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights="gaussian")
+        options = tiny.options(gradient_checkpointing=True, gradient_accumulation_steps=2, beta=0.1, **extra)
+        trained = tiny.trainer(kind, GRPOConfig(**options), peft_config=lora, **chosen)
+        trained.train()
+        assert any("lora" in name for name, _ in trained.model.named_parameters())
+        results.append(tiny.parameters(trained))
+    assert float((results[0] - results[1]).abs().max()) <= 1e-6
+
+
+def test_a_resumed_run_takes_the_same_next_steps(tmp_path: Path) -> None:
+    """The checkpoint falls inside a rollout that is used for four steps, and the next rollout is sampled."""
+    shape = {
+        "output_dir": str(tmp_path),
+        "steps_per_generation": 2,
+        "num_iterations": 2,
+        "max_steps": 6,
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "learning_rate": 0.05,
+        "optim": "adamw_torch",
+        "per_device_train_batch_size": 4,
+    }
+    generated = {"generated": True}
+    whole = train("gdpo", extra=generated, **shape)
+    again = tiny.trainer(
+        ObjectiveGRPOTrainer,
+        GRPOConfig(**tiny.options(**shape)),
+        objective="gdpo",
+        generated=True,
+        model=tiny.model(1),
+    )
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert torch.equal(tiny.parameters(whole), tiny.parameters(again))
+    assert history(whole, "loss/total")[3:] == history(again, "loss/total")[-3:]
+
+
+def test_evaluation_uses_the_objective() -> None:
+    options = tiny.options(
+        max_steps=1,
+        do_eval=True,
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_eval_batch_size=4,
+        learning_rate=0.0,
+    )
+    trained = tiny.trainer(
+        ObjectiveGRPOTrainer, GRPOConfig(**options), objective="gdpo", eval_dataset=tiny.prompts(2)
+    )
+    trained.train()
+    assert history(trained, "eval_window/sequences") == [4.0]
+    assert history(trained, "eval_loss")[0] == pytest.approx(history(trained, "eval_loss/total")[0], abs=1e-5)
+    assert history(trained, "eval_reward/even/mean")
+    assert len(history(trained, "window/tokens")) == 1
+
+
+def test_evaluation_with_one_completion_logs_rewards_only() -> None:
+    options = tiny.options(
+        max_steps=1,
+        do_eval=True,
+        eval_strategy="steps",
+        eval_steps=1,
+        num_generations_eval=1,
+        per_device_eval_batch_size=2,
+    )
+    with pytest.warns(UserWarning, match="evaluation loss is 0"):
+        trained = tiny.trainer(
+            ObjectiveGRPOTrainer, GRPOConfig(**options), objective="gdpo", eval_dataset=tiny.prompts(2)
+        )
+    trained.train()
+    assert history(trained, "eval_loss") == [0.0]
+    assert history(trained, "eval_rewards/even/mean")
+
+
+def dead_at_first(rounds: int) -> Any:
+    """A reward without signal in the first group, for a number of rounds."""
+    calls = {"made": 0}
+
+    def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        calls["made"] += 1
+        flat = calls["made"] <= rounds
+        return [
+            1.0 if flat and row < tiny.GROUP else float(ids[0] % 7) for row, ids in enumerate(completion_ids)
+        ]
+
+    return reward
+
+
+def sampled(mode: str, rounds: int, **overrides: Any) -> Any:
+    rewards = {"reward_funcs": [dead_at_first(rounds)]}
+    return train(
+        GRPO_TRL,
+        ObjectiveConfig,
+        extra=rewards,
+        max_steps=1,
+        dynamic_sampling=mode,
+        learning_rate=0.1,
+        **overrides,
+    )
+
+
+def test_groups_without_signal_are_dropped() -> None:
+    off, drop = sampled("off", 9), sampled("drop", 9)
+    assert history(off, "window/sequences") == [8.0]
+    assert history(drop, "window/sequences") == [4.0]
+    assert history(drop, "sampling/dropped_group_fraction") == [0.5]
+    assert history(drop, "sampling/extra_rounds") == [0.0]
+    # A mean over four sequences instead of eight: twice the step.
+    start = tiny.parameters(tiny.trainer(GRPOTrainer, GRPOConfig(**tiny.options())))
+    moved = [tiny.parameters(one) - start for one in (off, drop)]
+    assert float((moved[1] - 2 * moved[0]).abs().max()) <= 1e-6
+    assert float(moved[0].abs().max()) > 1e-4
+
+
+def test_groups_without_signal_are_sampled_again_within_bounds() -> None:
+    good = sampled("resample", 1)
+    assert history(good, "window/sequences") == [8.0]
+    assert history(good, "sampling/resampled_group_fraction") == [0.5]
+    assert history(good, "sampling/extra_rounds") == [1.0]
+    never = sampled(
+        "resample", 9, max_resamples=2, gradient_accumulation_steps=2, per_device_train_batch_size=4
+    )
+    assert history(never, "window/sequences") == [4.0]
+    assert history(never, "sampling/extra_rounds") == [2.0]
+    assert history(never, "sampling/dropped_group_fraction") == [0.5]
+
+
+def test_a_step_without_any_signal_is_skipped() -> None:
+    config = tiny.options(max_steps=1, dynamic_sampling="drop", weight_decay=0.5)
+    trained = tiny.trainer(
+        ObjectiveGRPOTrainer,
+        ObjectiveConfig(**config),
+        objective=GRPO_TRL,
+        reward_funcs=[lambda completions, **_: [1.0] * len(completions)],
+    )
+    before = tiny.parameters(trained)
+    trained.train()
+    assert torch.equal(before, tiny.parameters(trained))
+    assert history(trained, "window/skipped") == [1.0]
+
+
+def test_the_log_is_honest() -> None:
+    """Under GDPO one reward may vary while the other is constant; TRL's own fraction looks at the batch."""
+
+    def constant(completions: list[str], **_: Any) -> list[float]:
+        return [0.5] * len(completions)
+
+    trained = train("gdpo", extra={"reward_funcs": [constant, dead_at_first(9)]}, max_steps=1)
+    assert history(trained, "frac_reward_zero_std") == [0.5]
+    assert history(trained, "reward/constant_group_fraction") == [0.5]
+    assert history(trained, "reward/constant/constant_group_fraction") == [1.0]
+    assert history(trained, "loss")[0] == pytest.approx(history(trained, "loss/total")[0], abs=1e-4)
+    unknown = {
+        name
+        for entry in trained.state.log_history
+        for name in entry
+        if name.startswith(("policy/", "loss/", "advantage/"))
+    } - {f"{name}{tail}" for name in trained.objective.declared_metrics() for tail in ("", "mean", "std")}
+    assert not unknown
+
+
+def test_metrics_are_weighted_over_the_steps_of_a_log_line() -> None:
+    each = train("gdpo", logging_steps=1, max_steps=2, learning_rate=0.0)
+    both = train("gdpo", logging_steps=2, max_steps=2, learning_rate=0.0)
+    tokens, entropy = history(each, "window/tokens"), history(each, "policy/entropy")
+    assert tokens[0] != tokens[1]
+    weighted = sum(t * e for t, e in zip(tokens, entropy, strict=True)) / sum(tokens)
+    assert history(both, "policy/entropy")[0] == pytest.approx(weighted, rel=1e-6)
+
+
+def test_reference_policy_without_beta() -> None:
+    """A `kl` of the objective makes TRL build the reference model."""
+    objective = Objective(estimator=GRPO(), kl=KLPenalty(coef=0.05, estimator="k2"))
+    trained = train(objective, extra={"model": tiny.saved()}, max_steps=2)
+    assert trained.ref_model is not None
+    kl = history(trained, "policy/kl_to_ref")
+    assert kl[0] == pytest.approx(0.0, abs=1e-6)
+    assert kl[1] > 1e-6
+
+
+def test_entropy_bonus_has_a_gradient() -> None:
+    if "entropy_coef" not in GRPOConfig.__dataclass_fields__:
+        pytest.skip("needs TRL 1.8")
+    flat = Objective(estimator=lambda rollouts: 0.0 * rollouts.rewards[:, 0], entropy_coef=1.0)
+    trained = train(flat, max_steps=2, learning_rate=1.0)
+    first, second = history(trained, "policy/entropy")
+    assert second > first - 0.05
+    assert (
+        float(
+            (
+                tiny.parameters(trained)
+                - tiny.parameters(tiny.trainer(GRPOTrainer, GRPOConfig(**tiny.options())))
+            )
+            .abs()
+            .max()
+        )
+        > 1e-4
+    )
+
+
+def test_active_dropout_is_said() -> None:
+    with pytest.warns(UserWarning, match="disable_dropout=True"):
+        tiny.trainer(
+            ObjectiveGRPOTrainer,
+            GRPOConfig(**tiny.options()),
+            objective="gdpo",
+            model=tiny.model(attention_dropout=0.1),
+        )
+
+
+def test_completions_table_has_our_advantages(tmp_path: Path) -> None:
+    trained = train(
+        "gdpo", max_steps=1, log_completions=True, output_dir=str(tmp_path), num_completions_to_print=0
+    )
+    logged = torch.tensor(list(trained._logs["advantages"]))
+    assert logged.shape == (8,)
+    assert logged.view(-1, tiny.GROUP).sum(1).abs().max() < 1e-3
+
+
+def test_a_prepass_with_dropout_is_refused() -> None:
+    with pytest.raises(CapabilityError, match="dropout = 0.1"):
+        tiny.trainer(
+            ObjectiveGRPOTrainer,
+            GRPOConfig(**tiny.options()),
+            objective="p3o",
+            model=tiny.model(attention_dropout=0.1),
+        )

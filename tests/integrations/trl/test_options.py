@@ -1,0 +1,224 @@
+"""No option of TRL is ignored in silence: kept, read, carried over, or refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl")
+
+from transformers import TrainingArguments
+from trl import GRPOConfig, RLOOConfig
+
+from rlobjectives import GDPO, GRPO, CapabilityError, KLPenalty, Objective
+from rlobjectives.integrations.trl import ObjectiveGRPOTrainer, ObjectiveRLOOTrainer
+from rlobjectives.integrations.trl.facts import updates_per_rollout, violations
+from rlobjectives.integrations.trl.options import INHERITED, OPTIONS, markdown
+from rlobjectives.integrations.trl.settle import as_objective, carry_over
+from tests.integrations.trl import tiny
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "coming_from_trl.md"
+BASE = {one.name for one in dataclasses.fields(TrainingArguments)}
+
+
+def refuse(match: str, kind: type = ObjectiveGRPOTrainer, config: type = GRPOConfig, **given: Any) -> str:
+    objective = given.pop("objective", "gdpo")
+    extra = {name: given.pop(name) for name in ("reward_funcs", "rollout_func") if name in given}
+    with pytest.raises(CapabilityError, match=match) as caught:
+        tiny.trainer(kind, config(**tiny.options(**given)), objective=objective, **extra)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("config", [GRPOConfig, RLOOConfig])
+def test_every_option_has_a_line(config: type) -> None:
+    own = {one.name for one in dataclasses.fields(config)} - BASE
+    assert not own - set(OPTIONS), "new options of TRL: say what becomes of them"
+
+
+def test_the_table_names_no_option_twice_and_only_real_ones() -> None:
+    assert not set(OPTIONS) & set(INHERITED)
+    known = {one.name for kind in (GRPOConfig, RLOOConfig) for one in dataclasses.fields(kind)}
+    # Options that only some supported versions have.
+    gone = {"use_transformers_paged", "vllm_importance_sampling_cap"}
+    newer = {name for name in OPTIONS if name not in known}
+    assert newer <= gone | {
+        "router_aux_loss_coef", "trust_remote_code", "entropy_coef", "use_adaptive_entropy", "entropy_coef_min",
+        "entropy_coef_max", "entropy_coef_delta", "entropy_target", "log_multimodal",
+        "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min",
+        "use_transformers_continuous_batching", "transformers_continuous_batching_config",
+    }  # fmt: skip
+
+
+def test_the_docs_page_holds_the_table() -> None:
+    assert markdown() in PAGE.read_text()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "replacement"),
+    [
+        ("loss_type", "bnpo", "Objective.named"),
+        ("scale_rewards", "batch", "scale"),
+        ("multi_objective_aggregation", "normalize_then_sum", "GDPO"),
+        ("importance_sampling_level", "sequence", "gspo"),
+        ("epsilon", 0.1, "clip_low"),
+        ("epsilon_high", 0.28, "clip_high"),
+        ("delta", 2.0, "ratio_cap"),
+        ("sapo_temperature_pos", 2.0, "sapo"),
+        ("vespo_k_pos", 1.0, "vespo"),
+        ("top_entropy_quantile", 0.2, "entropy-quantile"),
+        ("entropy_coef", 0.01, "entropy_coef=… of the objective"),
+        ("use_adaptive_entropy", True, "constant"),
+        ("off_policy_mask_threshold", 0.5, "correction"),
+        ("vllm_importance_sampling_mode", "token_mask", "correction"),
+    ],
+)
+def test_what_the_objective_replaces_is_refused_by_name(option: str, value: object, replacement: str) -> None:
+    if option not in {one.name for one in dataclasses.fields(GRPOConfig)}:
+        pytest.skip("this TRL has no such option")
+    message = refuse(f"{option} = ", **{option: value})
+    assert replacement in message
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    message = refuse("for 3 reasons", loss_type="grpo", epsilon=0.1, reward_funcs=[tiny.even])
+    assert "GDPO separates at least 2 rewards" in message
+
+
+def test_a_critic_or_a_single_update_cannot_be_had() -> None:
+    refuse("one update per rollout", objective="rloo", num_iterations=2)
+    refuse("one update per rollout", objective="reinforce", steps_per_generation=2)
+
+
+def test_cut_sampling_needs_the_cut_distributions_logprobs() -> None:
+    config = {"rollout_func": None, "top_p": 0.9}
+    assert "top_p = 0.9" in refuse("sampling is cut", **config)
+    assert "top_k = 5" in refuse("sampling is cut", rollout_func=None, generation_kwargs={"top_k": 5})
+    refuse("repetition_penalty", rollout_func=None, repetition_penalty=1.1)
+    refuse("samples at temperature 0.5", rollout_func=None, generation_kwargs={"temperature": 0.5})
+
+
+def facts(**changed: object) -> SimpleNamespace:
+    usual = {
+        "generation_kwargs": None,
+        "temperature": 1.0,
+        "repetition_penalty": 1.0,
+        "use_vllm": False,
+        "use_liger_kernel": False,
+    }
+    return SimpleNamespace(**{**usual, **changed})
+
+
+def test_settings_that_need_other_software() -> None:
+    objective = as_objective("gdpo")
+
+    def said(config: SimpleNamespace, **flags: bool) -> list[str]:
+        usual = {"token_level": False, "liger_loss": False, "entropy_gradient": True}
+        return list(violations(objective, config, **{**usual, **flags}))
+
+    assert not said(facts())
+    (vllm,) = said(facts(use_vllm=True, vllm_importance_sampling_correction=True))
+    assert "Objective(correction=...)" in vllm
+    assert not said(facts(use_vllm=True, vllm_importance_sampling_correction=False))
+    assert "use_liger_kernel" in said(facts(use_liger_kernel=True), liger_loss=True)[0]
+    assert not said(facts(use_liger_kernel=True))
+    assert "dynamic_sampling" in said(facts(dynamic_sampling="drop"), token_level=True)[0]
+    parallel = SimpleNamespace(tp_enabled=True)
+    assert "tensor parallelism" in said(facts(parallelism_config=parallel))[0]
+
+
+def test_entropy_without_gradient_is_refused() -> None:
+    objective = Objective(estimator=GRPO(), entropy_coef=0.1)
+    said = violations(objective, facts(), token_level=False, liger_loss=False, entropy_gradient=False)
+    assert "entropies with gradient" in next(iter(said))
+
+
+def test_beta_is_carried_over_and_may_not_contradict() -> None:
+    config = SimpleNamespace(beta=0.04, use_bias_correction_kl=True)
+    objective, found = carry_over(as_objective("gdpo"), config)
+    assert objective.kl == KLPenalty(coef=0.04, estimator="ratio_k3")
+    assert not found
+    objective, _ = carry_over(as_objective("gdpo"), SimpleNamespace(beta=0.04))
+    assert objective.kl == KLPenalty(coef=0.04, estimator="k3")
+    own = Objective(estimator=GRPO(), kl=KLPenalty(coef=0.1, estimator="k2"))
+    config = SimpleNamespace(beta=0.0)
+    assert carry_over(own, config) == (own, [])
+    assert config.beta == 0.1  # so that TRL builds the reference model
+    assert "contradicts" in carry_over(own, SimpleNamespace(beta=0.2))[1][0]
+    assert carry_over(own, SimpleNamespace(beta=0.1)) == (own, [])
+    assert (
+        "subtract a KL from the reward"
+        in carry_over(own, SimpleNamespace(beta=0.05), has_reference=False)[1][0]
+    )
+
+
+def test_reward_weights_are_carried_over_and_may_not_contradict() -> None:
+    config = SimpleNamespace(reward_weights=[1.0, 0.5])
+    objective, found = carry_over(as_objective("gdpo"), config)
+    assert objective.estimator == GDPO(weights=(1.0, 0.5))
+    assert not found
+    own = Objective(estimator=GDPO(weights=(1.0, 2.0)))
+    assert "does not reach GDPO" in carry_over(own, config)[1][0]
+    assert "has no weights" in carry_over(as_objective(lambda rollouts: rollouts.rewards[:, 0]), config)[1][0]
+
+
+def test_weights_by_reward_name() -> None:
+    named = {"name": "gdpo", "estimator": {"weights": {"short": 0.5, "even": 1.0}}}
+    trained = tiny.trainer(ObjectiveGRPOTrainer, GRPOConfig(**tiny.options()), objective=named)
+    assert trained.reward_weights.tolist() == [1.0, 0.5]
+    wrong = {"name": "gdpo", "estimator": {"weights": {"short": 0.5, "evn": 1.0}}}
+    refuse("the rewards are", objective=wrong)
+
+
+def test_the_objective_is_said_once() -> None:
+    with pytest.raises(CapabilityError, match="no objective"):
+        tiny.trainer(ObjectiveGRPOTrainer, GRPOConfig(**tiny.options()))
+
+    class Named(ObjectiveGRPOTrainer):
+        objective = "grpo"
+
+    with pytest.raises(CapabilityError, match="in 2 places"):
+        tiny.trainer(Named, GRPOConfig(**tiny.options()), objective="gdpo")
+    assert tiny.trainer(Named, GRPOConfig(**tiny.options())).objective.name == "grpo"
+
+
+def test_the_budget_of_a_named_objective_is_the_longest_completion() -> None:
+    config = SimpleNamespace(max_completion_length=77)
+    assert as_objective("dr_grpo", config).reduction.max_tokens == 77
+    own = {"name": "dr_grpo", "reduction": {"max_tokens": 9}}
+    assert as_objective(own, config).reduction.max_tokens == 9
+    with pytest.raises(CapabilityError, match="max_tokens"):
+        as_objective("dr_grpo")
+    with pytest.raises(CapabilityError, match="needs 'name'"):
+        as_objective({"estimator": {}}, config)
+
+
+def test_rloo_keeps_no_reference() -> None:
+    refuse("beta = 0.05", ObjectiveRLOOTrainer, RLOOConfig, objective="rloo", beta=0.05)
+    own = Objective(estimator=GRPO(), kl=KLPenalty(coef=0.1))
+    refuse("a reference policy", ObjectiveRLOOTrainer, RLOOConfig, objective=own, beta=0.0)
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "per_generation", "iterations", "expected"),
+    [
+        (1, 1, 1, 1),
+        (4, 2, 1, 1),
+        (2, 4, 1, 2),
+        (3, 2, 1, 2),
+        (4, 2, 2, 1),
+        (2, 2, 2, 2),
+        (1, 4, 2, 8),
+        (5, 4, 1, 2),
+    ],
+)
+def test_updates_per_rollout(accumulation: int, per_generation: int, iterations: int, expected: int) -> None:
+    length = per_generation * iterations
+    brute = max(
+        len({step // accumulation for step in range(start, start + length)})
+        for start in range(0, length * 60, length)
+    )
+    assert updates_per_rollout(accumulation, per_generation, iterations) == expected == brute

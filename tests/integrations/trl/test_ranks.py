@@ -1,0 +1,95 @@
+"""Two real processes: the same update as one, groups split over ranks, empty windows, errors on all ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl")
+
+import torch
+
+from tests.integrations.trl import tiny
+from tests.integrations.trl.settings import SETTINGS, reference
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+TOLERANCE = 2e-6
+
+
+def launch(mode: str, out: Path, limit: float) -> list[dict[str, Any]]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+    }
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", str(HERE / "rank_program.py")]
+    process = subprocess.Popen(
+        [*command, str(out), mode],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        output, _ = process.communicate()
+        pytest.fail(f"two ranks hung for {limit} s under {mode}; last words:\n{output[-3000:]}")
+    assert process.returncode == 0, output[-5000:]
+    return [torch.load(f"{out}.{rank}", weights_only=False) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    """One-process results, by setting."""
+    found = {}
+    for name, setting in SETTINGS.items():
+        if not setting.fails:
+            trained = reference(setting)
+            history = [entry for entry in trained.state.log_history if "window/tokens" in entry]
+            found[name] = (tiny.parameters(trained), history)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("mode", ["ddp", "zero3"])
+def test_two_ranks_do_what_one_does(mode: str, alone: dict[str, Any], tmp_path: Path) -> None:
+    if mode == "zero3" and importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("needs deepspeed")
+    ranks = launch(mode, tmp_path / "out", 350.0)
+    assert ranks[0].keys() == ranks[1].keys()
+    gaps = {}
+    for name, expected in alone.items():
+        for rank in ranks:
+            found = rank[name]
+            gaps[name] = float((found["parameters"] - expected[0]).abs().max())
+            assert len(found["history"]) == len(expected[1])
+            for mine, theirs in zip(found["history"], expected[1], strict=True):
+                for metric in (
+                    "loss/total",
+                    "window/tokens",
+                    "window/sequences",
+                    "reward/even/std",
+                    "window/skipped",
+                ):
+                    assert mine.get(metric) == pytest.approx(theirs.get(metric), abs=1e-5), (name, metric)
+    assert max(gaps.values()) <= TOLERANCE, gaps
+    skipped = [entry["window/skipped"] for entry in ranks[1]["empty"]["history"]]
+    assert skipped == [1.0, 0.0]
+    if mode == "ddp":
+        errors = [rank["nan_on_one_rank"]["error"] for rank in ranks]
+        assert all("NonFiniteError: rank 1, micro-batch 0: logprobs" in error for error in errors)
+        assert all("Raised on all 2 ranks" in error for error in errors)
