@@ -15,7 +15,7 @@ from rlobjectives.rollouts import Rollouts
 __all__ = ["FunctionEstimator"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FunctionEstimator(Estimator):
     """Wraps a function ``(Rollouts) -> advantages``; `Objective` does it for you.
 
