@@ -44,6 +44,7 @@ class BatchBaseline(Estimator):
         Williams 1992. OpenRLHF's ``reinforce`` whitens tokens instead: `ReinforcePlusPlus`.
 
     Example:
+        >>> from rlobjectives import Objective, PaddedLayout
         >>> objective = Objective(estimator=BatchBaseline())
         >>> estimate = objective.estimator.estimate(
         ...     Rollouts(rewards=torch.tensor([1.0, 0.0]), group_ids=torch.tensor([0, 1]))

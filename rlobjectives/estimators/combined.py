@@ -44,6 +44,7 @@ class Combined(Estimator):
         teacher's after the estimator in the same way.
 
     Example:
+        >>> from rlobjectives import GRPO, RLOO
         >>> rollouts = Rollouts(rewards=torch.tensor([1.0, 0.0]), group_ids=torch.tensor([7, 7]))
         >>> both = Combined(estimators=(GRPO(scale="none"), RLOO()), weights=(1.0, 0.5))
         >>> both.estimate(rollouts)[:, 0]

@@ -139,6 +139,7 @@ def group_metrics(
         CapabilityError: If ``dropped_groups`` is negative.
 
     Example:
+        >>> from rlobjectives import PaddedLayout
         >>> rollouts = Rollouts(
         ...     rewards=torch.tensor([1.0, 0.0]), group_ids=torch.tensor([7, 7]),
         ...     layout=PaddedLayout(torch.tensor([[True], [True]])),
@@ -182,6 +183,7 @@ def value_metrics(values: Tensor, returns: Tensor, layout: TokenLayout) -> dict[
         The ``value/…`` statistics of `CREDIT_METRICS`.
 
     Example:
+        >>> from rlobjectives import PaddedLayout
         >>> layout = PaddedLayout(torch.tensor([[True, True]]))
         >>> returns = torch.tensor([[0.0, 2.0]])
         >>> value_metrics(returns, returns, layout)["value/explained_variance"].value
@@ -207,6 +209,7 @@ def advantage_metrics(advantages: Tensor, layout: TokenLayout) -> dict[str, Stat
         The ``advantage/…`` statistics of `CREDIT_METRICS`.
 
     Example:
+        >>> from rlobjectives import PaddedLayout
         >>> layout = PaddedLayout(torch.tensor([[True, True, False]]))
         >>> advantage_metrics(torch.tensor([[2.0, 0.0, 9.0]]), layout)["advantage/zero_fraction"].value
         tensor(0.5000, dtype=torch.float64)
@@ -238,6 +241,7 @@ def length_metrics(
         The ``response/…`` statistics of `CREDIT_METRICS`.
 
     Example:
+        >>> from rlobjectives import PaddedLayout
         >>> rollouts = Rollouts(
         ...     rewards=torch.tensor([1.0, 0.0]), group_ids=torch.tensor([7, 7]),
         ...     layout=PaddedLayout(torch.tensor([[True, True], [True, False]])),

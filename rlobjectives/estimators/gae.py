@@ -96,6 +96,7 @@ class GAE(Normalized):
         ``ddof=0, epsilon_mode="floor"``; slime and oat are ``"step"``. AReaL bootstraps what has no end token.
 
     Example:
+        >>> from rlobjectives import PaddedLayout
         >>> layout = PaddedLayout(torch.tensor([[True, True]]))
         >>> rollouts = Rollouts(
         ...     rewards=torch.tensor([1.0]), group_ids=torch.tensor([0]), layout=layout,

@@ -39,6 +39,7 @@ class OPO(Estimator):
         arXiv:2505.23585. A singleton is the raw reward in verl and 0 in xtuner, which adds 1e-8 to ΣL.
 
     Example:
+        >>> from rlobjectives import PaddedLayout
         >>> rollouts = Rollouts(
         ...     rewards=torch.tensor([1.0, 0.0]), group_ids=torch.tensor([7, 7]),
         ...     layout=PaddedLayout(torch.tensor([[True, True, True], [True, False, False]])),

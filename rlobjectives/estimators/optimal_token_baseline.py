@@ -51,6 +51,7 @@ class OptimalTokenBaseline(Normalized):
         no holes), leaves a residue of ε where all returns are equal, and gives a lone answer its return.
 
     Example:
+        >>> from rlobjectives import PaddedLayout
         >>> ones = torch.ones(2, 1)
         >>> rollouts = Rollouts(
         ...     rewards=torch.tensor([1.0, 0.0]), group_ids=torch.tensor([7, 7]),

@@ -49,6 +49,7 @@ class ReinforcePlusPlus(Normalized):
         OpenRLHF discount through masked tokens: ``observations="step"``.
 
     Example:
+        >>> from rlobjectives import PaddedLayout
         >>> rollouts = Rollouts(
         ...     rewards=torch.tensor([1.0, -0.5]), group_ids=torch.tensor([0, 1]),
         ...     layout=PaddedLayout(torch.tensor([[True, True], [True, False]])),

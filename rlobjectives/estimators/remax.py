@@ -45,6 +45,8 @@ class ReMax(Normalized):
         arXiv:2310.10505.
 
     Example:
+        >>> import torch
+        >>> from rlobjectives import PaddedLayout
         >>> rollouts = Rollouts(
         ...     rewards=torch.tensor([1.0]), group_ids=torch.tensor([0]), greedy_rewards=torch.tensor([0.4]),
         ...     layout=PaddedLayout(torch.tensor([[True, True]])),

@@ -62,6 +62,7 @@ def lambda_returns(
         In the precision of ``values`` (else of ``token_rewards``, else float64). Scope: one sequence.
 
     Example:
+        >>> from rlobjectives import PaddedLayout
         >>> layout = PaddedLayout(torch.tensor([[True, False, True]]))
         >>> credit = lambda_returns(
         ...     layout, values=torch.tensor([[0.1, 7.0, 0.3]]), final_rewards=torch.tensor([1.0])

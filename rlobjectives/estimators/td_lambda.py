@@ -48,6 +48,8 @@ class TDLambda(Normalized):
         masks: its ``done`` and ``terminated`` are this library's sequence ends and `Rollouts.truncated`.
 
     Example:
+        >>> import torch
+        >>> from rlobjectives import PaddedLayout
         >>> rollouts = Rollouts(
         ...     rewards=torch.tensor([1.0]), group_ids=torch.tensor([0]),
         ...     layout=PaddedLayout(torch.tensor([[True, True]])), values=torch.tensor([[0.1, 0.2]]),

@@ -40,6 +40,8 @@ class TeacherSignal(Normalized):
         divergence are not the policy gradient of anything.
 
     Example:
+        >>> import torch
+        >>> from rlobjectives import PaddedLayout
         >>> rollouts = Rollouts(
         ...     rewards=torch.zeros(1), group_ids=torch.tensor([0]),
         ...     layout=PaddedLayout(torch.tensor([[True]])),

@@ -59,6 +59,7 @@ def vtrace_returns(
         Advantages, and v as returns, in the precision of ``values``. Scope: one sequence.
 
     Example:
+        >>> from rlobjectives import PaddedLayout
         >>> layout = PaddedLayout(torch.tensor([[True, True]]))
         >>> ones = torch.ones(1, 2)
         >>> vtrace_returns(layout, 0.5 * ones, 0.0 * ones, final_rewards=torch.tensor([1.0])).advantages
@@ -128,6 +129,7 @@ class VTrace(Normalized):
         mask.
 
     Example:
+        >>> from rlobjectives import PaddedLayout
         >>> ones = torch.ones(1, 2)
         >>> rollouts = Rollouts(
         ...     rewards=torch.tensor([1.0]), group_ids=torch.tensor([0]),
