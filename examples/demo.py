@@ -59,7 +59,7 @@ def train(seed: int, steps: int) -> None:
     print(f"\n$ rlobjectives {' '.join(command[3:])}\n", flush=True)
     # Third parties that warn about themselves on every step; their warnings would hide the progress bar.
     quiet = {"PYTHONWARNINGS": "ignore::FutureWarning,ignore::SyntaxWarning,ignore::UserWarning"}
-    subprocess.run(command, check=True, env={**os.environ, **quiet})  # noqa: S603  # this repository's own program
+    subprocess.run(command, check=True, env={**os.environ, **quiet})  # this repository's own program
 
 
 def summarize(seconds: float) -> dict[str, Any]:

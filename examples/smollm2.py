@@ -64,7 +64,7 @@ def main() -> None:
     command = [sys.executable, "-m", "rlobjectives.cli", "fit", "--config", "examples/smollm2_gdpo.yaml"]
     command += [f"--model.init_args.model_name_or_path={folder}", *sys.argv[1:]]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore::FutureWarning"}
-    sys.exit(subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode)  # noqa: S603
+    sys.exit(subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode)
 
 
 if __name__ == "__main__":

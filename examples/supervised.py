@@ -49,7 +49,7 @@ def make_mediocre_model(folder: Path, *, seed: int, steps: int, batch_size: int 
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    source = random.Random(seed)  # noqa: S311  # mistakes, not secrets
+    source = random.Random(seed)  # mistakes, not secrets
     arithmetic.save_tokenizer(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="right")
     ids = {name: getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}

@@ -24,7 +24,7 @@ class _WeightedSum(torch.autograd.Function):
         return torch.where(mask, value * weights, 0.0).sum()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
         gradient = ctx.gradient
         if gradient is None:

@@ -185,7 +185,7 @@ class Experience:
                     f"Experience has no column {name!r}; it has {', '.join(vars(self))}."
                 )
             setattr(changed, name, column)
-        changed._check_shapes()  # noqa: SLF001  # its own class
+        changed._check_shapes()  # its own class
         return changed
 
     def dummy(self) -> Experience:

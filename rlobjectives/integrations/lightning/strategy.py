@@ -155,7 +155,7 @@ def load_shared_memory_op() -> None:
     """
     import fcntl  # absent on Windows, where DeepSpeed has no CPU backend either
 
-    from deepspeed.accelerator import get_accelerator  # type: ignore[import-untyped]
+    from deepspeed.accelerator import get_accelerator
     from torch.utils.cpp_extension import get_default_build_root
 
     builder = get_accelerator().create_op_builder("ShareMemCommBuilder")

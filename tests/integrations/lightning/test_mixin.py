@@ -1,0 +1,200 @@
+"""The mixin in one process: what it refuses, when it scores anew, how it counts, what it leaves alone."""
+
+import dataclasses
+from types import MappingProxyType
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import nn
+from torch.utils.data import DataLoader
+
+from rlobjectives import (
+    GRPO,
+    RLOO,
+    Capabilities,
+    CapabilityError,
+    ClippedSurrogate,
+    NonFiniteError,
+    Objective,
+    PaddedLayout,
+    PolicyLoss,
+    Rollouts,
+    Sum,
+    TokenLoss,
+)
+from rlobjectives.integrations.lightning import Experience
+from tests.integrations.lightning.runs import fit, uneven
+from tests.integrations.lightning.toy import ToyPolicy, initial_weights
+
+
+def trainer(**options):
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    return Trainer(accelerator="cpu", devices=1, max_epochs=1, logger=False, **quiet, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"accumulate_grad_batches": 2}, "micro_batch_size"),
+        ({"gradient_clip_val": 1.0}, "to the module"),
+    ],
+)
+def test_trainer_options_without_effect_are_refused(options, remedy):
+    with pytest.raises(CapabilityError, match=remedy):
+        trainer(**options).fit(ToyPolicy(uneven), DataLoader(torch.arange(1)))
+
+
+def test_every_mismatch_is_listed_before_training():
+    policy = ToyPolicy(uneven, objective=Objective.named("reinforce"), epochs_per_rollout=2)
+    policy.trainer_facts = lambda _: dataclasses.replace(ToyPolicy.trainer_facts(policy), num_generations=1)
+    with pytest.raises(CapabilityError) as caught:
+        trainer().fit(policy, DataLoader(torch.arange(1)))
+    assert "num_generations is 1" in str(caught.value)
+    assert "one update per rollout" in str(caught.value)
+    assert not policy.trace
+
+
+def test_an_overridden_forward_is_refused():
+    class Deaf(ToyPolicy):
+        def forward(self, ids):
+            return self.net(ids)
+
+    with pytest.raises(CapabilityError, match="overrides forward"):
+        Deaf(uneven).check_objective()
+
+
+def test_schedulers_that_wait_for_a_metric_are_refused():
+    class Plateau(ToyPolicy):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "loss/total"}}
+
+    with pytest.raises(CapabilityError, match="ReduceLROnPlateau"):
+        fit(Plateau(uneven), "single", rollouts=1)
+
+
+def test_max_steps_counts_updates_and_stops_inside_a_rollout():
+    options = {"epochs_per_rollout": 2, "windows_per_rollout": 2, "adam": True}
+    policy = fit(ToyPolicy(uneven, **options), "single", rollouts=3, max_steps=6)
+    assert [step["steps"] for step in policy.trace] == [4, 6]
+
+
+def test_dropout_is_off_and_can_be_kept():
+    class Dropping(ToyPolicy):
+        def __init__(self, **options):
+            super().__init__(uneven, **options)
+            self.drop = nn.Dropout(0.5)
+            self.drop.attention_dropout = 0.1
+
+    policy = fit(Dropping(), "single", rollouts=1)
+    assert (policy.drop.p, policy.drop.attention_dropout) == (0.0, 0.0)
+    assert fit(Dropping(disable_dropout=False), "single", rollouts=1).drop.p == 0.5
+
+
+def test_a_rollout_leaves_the_global_generators_where_they_were():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    policy = ToyPolicy(uneven)
+
+    def noisy(rank, rollout):
+        torch.rand(100)
+        return uneven(rank, rollout)
+
+    policy.source = noisy
+    drawn = []
+    policy.on_train_batch_start = lambda *_: torch.manual_seed(5)
+    policy.on_train_batch_end = lambda *_: drawn.append(torch.rand(3))
+    fit(policy, "single", rollouts=1)
+    assert torch.equal(drawn[0], expected)
+
+
+def test_experience_from_the_loader_is_never_written_to():
+    data = uneven(None, 0)
+    policy = ToyPolicy(lambda *_: data, epochs_per_rollout=2, adam=True)
+    fit(policy, "single", rollouts=2)
+    assert data.old_logprobs is None
+
+
+def test_whitening_over_the_rollout():
+    def rollouts(*_):
+        ids = torch.tensor([[0, 1], [0, 2], [0, 3], [0, 4]])
+        mask = torch.tensor([[False, True]] * 4)
+        return Experience(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            layout=PaddedLayout(mask),
+            rollouts=Rollouts(
+                rewards=torch.tensor([0.0, 1.0, 0.0, 5.0]), group_ids=torch.tensor([0, 0, 1, 1])
+            ),
+        )
+
+    policy = ToyPolicy(rollouts, objective=_centred())
+    policy.normalize_advantages = True
+    metrics = fit(policy, "single", rollouts=1).trace[0]["metrics"]
+    assert metrics["advantage/mean"] == pytest.approx(0.0, abs=1e-12)
+    assert metrics["advantage/std"] == pytest.approx(1.0, rel=1e-6)
+
+
+class Prepass(PolicyLoss):
+    """Reads the window's summed log-probability, and says how far it is from the current one."""
+
+    capabilities = Capabilities(needs_prepass=True)
+    window_statistics = MappingProxyType({"logprobs": Sum})
+
+    def __init__(self):
+        self.gaps = []
+
+    def statistics(self, tokens, context):
+        return {"logprobs": Sum.of(tokens.logprobs, tokens.layout.mask)}
+
+    def value_and_slope(self, tokens, context):
+        self.gaps.append(
+            (float(context["logprobs"].value), float(tokens.layout.select(tokens.logprobs).sum()))
+        )
+        return TokenLoss(-tokens.logprobs, -torch.ones_like(tokens.logprobs))
+
+
+def test_a_prepass_sees_the_weights_of_its_own_update():
+    loss = Prepass()
+    policy = ToyPolicy(
+        uneven,
+        objective=Objective(estimator=GRPO(), policy_loss=loss),
+        micro_batch_size=50,
+        epochs_per_rollout=2,
+        adam=True,
+    )
+    fit(policy, "single", rollouts=1)
+    for before, now in loss.gaps:
+        assert before == pytest.approx(now, rel=1e-6)
+    assert loss.gaps[0][0] != pytest.approx(loss.gaps[1][0], rel=1e-3)
+
+
+def test_a_window_with_nan_log_probabilities_stops_before_the_step():
+    class Broken(ToyPolicy):
+        def score(self, micro_batch):
+            logprobs, _ = super().score(micro_batch)
+            return logprobs * float("nan"), None
+
+    policy = Broken(uneven)
+    with pytest.raises(NonFiniteError, match="logprobs"):
+        fit(policy, "single", rollouts=1)
+    weights = torch.cat([p.detach().flatten() for p in policy.net.parameters()])
+    assert torch.equal(weights, initial_weights())
+
+
+def test_seeds_come_back_with_a_checkpoint():
+    policy, resumed = ToyPolicy(uneven, seed=11), ToyPolicy(uneven)
+    policy.rollouts_done = 3
+    checkpoint = {}
+    policy.on_save_checkpoint(checkpoint)
+    resumed.on_load_checkpoint(checkpoint)
+    assert (resumed.rollouts_done, resumed.seed) == (3, 11)
+    resumed.on_load_checkpoint({})  # weights of another kind of run
+    assert resumed.rollouts_done == 3
+
+
+def _centred():
+    return Objective(estimator=RLOO(), policy_loss=ClippedSurrogate())
