@@ -66,7 +66,7 @@ $(STAMPS)/torch: $(STAMPS)/venv
 
 $(STAMPS)/packages: $(STAMPS)/torch pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/uv pip install --python $(BIN)/python $(ALL) || $(PIP) install $(ALL)
+	$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python $(ALL) || $(PIP) install $(ALL)
 	$(PIP) check
 	@touch $@
 

@@ -32,6 +32,7 @@ for _ in range(5):
 
 def run(program: str) -> str:
     command = [sys.executable, "-W", "error", "-c", program]
+    # With byte code, as an installed package has it: the first child writes what is missing.
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 

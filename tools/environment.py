@@ -44,6 +44,9 @@ def apply() -> None:
     """Put the variables into this process's environment, without overriding what is set."""
     for name, value in variables().items():
         os.environ.setdefault(name, value)
+    # Without byte code every rank process compiles Lightning and transformers again, for seconds.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     # Building or loading a compiled op needs the ninja of this environment on the path.
     binaries = str(Path(sys.executable).parent)
     path = os.environ.get("PATH", "").split(os.pathsep)
