@@ -51,7 +51,7 @@ clean:
 	rm -rf $(VENV) .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # The virtual environment, remade when a set-up was cut short.
-$(STAMPS)/venv: tools/check_machine.py
+$(STAMPS)/venv:
 	@$(PYTHON) tools/check_machine.py
 	$(PYTHON) -m venv --clear $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
