@@ -100,7 +100,7 @@ class Round:
             if self.module.normalize_advantages:
                 mask = experience.layout.mask if self.objective.estimator.token_level else None
                 statistics["estimate"] = Moments.of(estimate, mask)
-        except Exception as error:  # noqa: BLE001  # kept: the exchange raises it, and stops the other ranks too
+        except Exception as error:  # kept: the exchange raises it, and stops the other ranks too
             fault.note(error)
         size = self.module.micro_batch_size
         count = 0 if experience is None else -(-len(experience) // size)
@@ -276,5 +276,6 @@ def _tokens(
         old_logprobs=micro_batch.old_logprobs,
         behavior_logprobs=micro_batch.behavior_logprobs,
         ref_logprobs=micro_batch.ref_logprobs,
+        teacher_logprobs=micro_batch.teacher_logprobs,
         entropy=entropy,
     )
