@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import lightning.pytorch  # noqa: F401  # its log handler keeps the stream it finds, which must outlive a test
 import pytest
 import yaml
 
@@ -71,7 +72,7 @@ def config(tmp_path, monkeypatch):
 def test_one_message_and_status_two(config, capsys, option, expected):
     assert main(["fit", "--config", config, option]) == 2
     captured = capsys.readouterr()
-    messages = [part for part in captured.err.split("rlobjectives: error: ")[1:]]
+    messages = captured.err.split("rlobjectives: error: ")[1:]
     assert len(messages) == 1
     assert expected in messages[0]
     assert "Traceback" not in captured.err + captured.out
