@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         missing = [name for name in ("lightning", "jsonargparse") if importlib.util.find_spec(name) is None]
         if missing:
             return _refuse(
-                f"`rlobjectives {command}` needs {' and '.join(missing)}: pip install rlobjectives[lightning]"
+                f"`rlobjectives {command}` needs {' and '.join(missing)}: pip install 'rlobjectives[lightning]'"
             )
         from rlobjectives.cli import training
 

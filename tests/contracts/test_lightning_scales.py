@@ -6,15 +6,14 @@ import torch
 from tests.contracts.scale_paths import MICRO_BATCHES, RANKS, measure_all
 from tests.ranks import run_ranks
 
-# Half a minute on two idle cores; the limits are for a machine that others use as well.
-pytestmark = pytest.mark.timeout(660)
+pytestmark = pytest.mark.timeout(390)
 
 W, K = RANKS, MICRO_BATCHES
 
 
 @pytest.fixture(scope="module")
 def found():
-    ranks = run_ranks(measure_all, RANKS, timeout=600, fresh=True)
+    ranks = run_ranks(measure_all, RANKS, timeout=380, fresh=True)
     return ranks[0]
 
 

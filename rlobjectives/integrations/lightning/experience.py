@@ -22,6 +22,7 @@ _TOKEN_COLUMNS = (
     "behavior_logprobs",
     "old_logprobs",
     "ref_logprobs",
+    "teacher_logprobs",
     "values",
 )
 
@@ -45,6 +46,7 @@ class Experience:
         old_logprobs: The same under the policy at the start of this round of updates. None lets the trainer find
             them.
         ref_logprobs: The same under the frozen reference policy.
+        teacher_logprobs: The same under a teacher.
         values: Critic values.
         extra: What else the module's `score` reads: tensors or lists with one entry a sequence in dimension 0.
 
@@ -72,6 +74,7 @@ class Experience:
         behavior_logprobs: Tensor | None = None,
         old_logprobs: Tensor | None = None,
         ref_logprobs: Tensor | None = None,
+        teacher_logprobs: Tensor | None = None,
         values: Tensor | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
@@ -82,6 +85,7 @@ class Experience:
         self.behavior_logprobs = behavior_logprobs
         self.old_logprobs = old_logprobs
         self.ref_logprobs = ref_logprobs
+        self.teacher_logprobs = teacher_logprobs
         self.values = values
         self.extra = dict(extra or {})
         self._check_shapes()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rlobjectives.capabilities import TrainerFacts
 from rlobjectives.checks import check_number, check_positive_int
@@ -188,6 +189,8 @@ class ObjectiveMixin(_Base):
             max_staleness=0,
             normalize_advantages=self.normalize_advantages,
             can_prepass=True,
+            old_logprobs="recomputed",
+            dropout=0.0 if self.disable_dropout else max(_dropouts(self), default=0.0),
             whole_groups_per_window=True,
         )
 
@@ -291,22 +294,26 @@ class ObjectiveMixin(_Base):
         """What can only be looked at once the strategy is set up; done at the first step."""
         if self._engine is None:
             self.single_optimizer()
-            if any(config.reduce_on_plateau for config in self.trainer.lr_scheduler_configs):
+            if any(isinstance(one.scheduler, ReduceLROnPlateau) for one in self.trainer.lr_scheduler_configs):
                 raise CapabilityError(
                     "ReduceLROnPlateau waits for a metric; schedulers here step with the optimizer. "
                     "Choose a scheduler that needs none."
                 )
             if self.disable_dropout:
-                _disable_dropout(self)
+                _dropouts(self, disable=True)
             self._engine = make_engine(self)
         return self._engine
 
 
-def _disable_dropout(module: nn.Module) -> None:
-    """Set every dropout probability to 0, in dropout layers and in layers that keep it as a number."""
+def _dropouts(module: nn.Module, *, disable: bool = False) -> list[float]:
+    """Every dropout probability that is on, in dropout layers and in layers that keep it as a number."""
+    found: list[float] = []
     for part in module.modules():
-        if isinstance(part, _DROPOUT_LAYERS):
-            part.p = 0.0
-        for name, value in vars(part).items():
-            if "dropout" in name and isinstance(value, float) and 0.0 < value < 1.0:
-                setattr(part, name, 0.0)
+        names = [name for name in vars(part) if "dropout" in name]
+        for name in ["p", *names] if isinstance(part, _DROPOUT_LAYERS) else names:
+            value = getattr(part, name)
+            if isinstance(value, float) and 0.0 < value <= 1.0:
+                found.append(value)
+                if disable:
+                    setattr(part, name, 0.0)
+    return found

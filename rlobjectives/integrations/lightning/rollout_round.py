@@ -276,5 +276,6 @@ def _tokens(
         old_logprobs=micro_batch.old_logprobs,
         behavior_logprobs=micro_batch.behavior_logprobs,
         ref_logprobs=micro_batch.ref_logprobs,
+        teacher_logprobs=micro_batch.teacher_logprobs,
         entropy=entropy,
     )

@@ -68,8 +68,7 @@ def test_schedulers_that_wait_for_a_metric_are_refused():
     class Plateau(ToyPolicy):
         def configure_optimizers(self):
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "loss/total"}}
+            return [optimizer], [torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)]
 
     with pytest.raises(CapabilityError, match="ReduceLROnPlateau"):
         fit(Plateau(uneven), "single", rollouts=1)

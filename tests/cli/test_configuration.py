@@ -1,0 +1,139 @@
+"""Wrong configurations end in one message before anything is trained."""
+
+import subprocess
+import sys
+
+import lightning.pytorch  # noqa: F401  # its log handler keeps the stream it finds, which must outlive a test
+import pytest
+import yaml
+
+from rlobjectives import __version__
+from rlobjectives.cli import main
+from rlobjectives.registry import ALGORITHMS
+
+CONFIG = {
+    "model": {
+        "class_path": "tests.cli.project.TablePolicy",
+        "init_args": {
+            "objective": {
+                "estimator": {"class_path": "GDPO", "init_args": {"weights": [1.0, 0.5]}},
+                "policy_loss": {"class_path": "ClippedSurrogate", "init_args": {"clip_high": 0.28}},
+                "reduction": {"class_path": "FixedBudget", "init_args": {"max_tokens": 16}},
+            },
+            "micro_batch_size": 2,
+        },
+    },
+    "data": {"class_path": "tests.cli.project.CountingData", "init_args": {"num_generations": 2}},
+    "trainer": {
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_steps": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    },
+}
+OBJECTIVE = "--model.init_args.objective"
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(CONFIG))
+    monkeypatch.setattr(sys, "argv", ["rlobjectives"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        (
+            "--model.init_args.micro_batch_size=two",
+            "model.micro_batch_size: Expected a <class 'int'>. Got value: two",
+        ),
+        ("--model.init_args.micro_batchsize=2", "Option 'micro_batchsize' is not accepted"),
+        ("--trainer.max_stepz=1", "unrecognized arguments: --trainer.max_stepz=1"),
+        (f"{OBJECTIVE}.estimator=GDP0", "no class 'GDP0' is known. Did you mean GDPO?"),
+        (f"{OBJECTIVE}.policy_loss.init_args.clip_hi=0.3", "Option 'clip_hi' is not accepted"),
+        (f"{OBJECTIVE}.reduction.init_args.max_tokens=0", "max_tokens is 0; expected a positive integer"),
+        (
+            "--data.init_args.num_generations=1",
+            "needs at least 2 completions per prompt; num_generations is 1",
+        ),
+        ("--model.init_args.top_p=0.9", "sampling is cut (top_p = 0.9)"),
+        ("--trainer.gradient_clip_val=1.0", "Give model.init_args.gradient_clip_val instead"),
+        ("--trainer.accumulate_grad_batches=4", "micro_batch_size decides how much one backward holds"),
+        ("--trainer.strategy=deepspeed_stage_3_offload", "this run has no GPU"),
+    ],
+)
+def test_one_message_and_status_two(config, capsys, option, expected):
+    assert main(["fit", "--config", config, option]) == 2
+    captured = capsys.readouterr()
+    messages = captured.err.split("rlobjectives: error: ")[1:]
+    assert len(messages) == 1
+    assert expected in messages[0]
+    assert "Traceback" not in captured.err + captured.out
+    assert len(messages[0].strip().splitlines()) <= 3
+
+
+def test_a_second_normalisation_is_refused(config, capsys):
+    options = [f'{OBJECTIVE}.estimator={{"class_path": "GRPO", "init_args": {{"scale": "none"}}}}']
+    assert main(["fit", "--config", config, *options, "--model.init_args.normalize_advantages=true"]) == 2
+    assert "normalize_advantages would rescale them" in capsys.readouterr().err
+
+
+def test_a_right_configuration_trains(config):
+    assert main(["fit", "--config", config]) == 0
+
+
+def test_errors_of_training_keep_their_traceback(config, monkeypatch):
+    from tests.cli import project
+
+    def broken(*_):
+        raise ZeroDivisionError("in the reward function")
+
+    monkeypatch.setattr(project, "uneven", broken)
+    with pytest.raises(ZeroDivisionError, match="reward function"):
+        main(["fit", "--config", config])
+
+
+def test_help_version_and_unknown_commands(capsys):
+    assert main(["--help"]) == 0
+    assert "rlobjectives fit --config run.yaml" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"rlobjectives {__version__}\n"
+    assert main(["train"]) == 2
+    assert "unknown command 'train'" in capsys.readouterr().err
+
+
+def test_algorithms_lists_every_named_objective(capsys):
+    assert main(["algorithms"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n{name} " in text for name in ALGORITHMS)
+    assert main(["algorithms", "extra"]) == 2
+
+
+def test_algorithms_needs_torch_alone_and_fit_says_what_to_install():
+    hide = "import sys; sys.modules.update(dict.fromkeys(['lightning', 'jsonargparse', 'deepspeed'])); "
+    table = subprocess.run(
+        [sys.executable, "-c", hide + "from rlobjectives.cli import main; sys.exit(main(['algorithms']))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "gdpo" in table.stdout
+    hide = (
+        "import sys, importlib.util as util; find = util.find_spec; "
+        "util.find_spec = lambda name: None if name == 'lightning' else find(name); "
+    )
+    refused = subprocess.run(
+        [sys.executable, "-c", hide + "from rlobjectives.cli import main; sys.exit(main(['fit']))"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 2
+    assert "pip install 'rlobjectives[lightning]'" in refused.stderr
