@@ -127,6 +127,11 @@ def verl_functions() -> dict[str, Callable[..., Any]]:
     return {**extract("verl", "trainer/ppo/core_algos.py", names, scope), **helpers}
 
 
+def _expand_right(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    # Of tensordict, which is not needed otherwise: more dimensions behind those there are.
+    return tensor.reshape(*tensor.shape, *(1,) * (len(shape) - tensor.dim())).expand(shape)
+
+
 def torchrl_functions() -> dict[str, Callable[..., Any]]:
     """Value functions of torchrl by their own names."""
     shared = extract(
@@ -141,7 +146,7 @@ def torchrl_functions() -> dict[str, Callable[..., Any]]:
             "_inv_pad_sequence",
             "_make_gammas_tensor",
         ),
-        {"torch": torch, "math": math, "wraps": wraps},
+        {"torch": torch, "math": math, "wraps": wraps, "TensorDictBase": (), "expand_right": _expand_right},
     )
     names = (
         "_transpose_time",
