@@ -2,8 +2,9 @@
 
 python benchmarks/trl_overhead.py [--rounds 12] [--hidden 256] [--layers 4] [--tokens 128]
 
-Both trainers get the same fixed completions, so a step is TRL's own scoring of them, forward, backward and SGD; nothing is
-generated. Times are CPU seconds of this process (wall time on a GPU), one step of each in turn; memory is the peak of
+Both trainers get the same fixed completions, so a step is TRL's own scoring of them, forward, backward and SGD;
+nothing is generated. Times are CPU seconds of this process (wall time on a GPU), a run of each in turn; memory is the
+peak of
 live tensor bytes that a step adds, from the same run.
 """
 

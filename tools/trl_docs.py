@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from rlobjectives.integrations.trl.options import markdown
+from rlobjectives.integrations.trl.options import markdown  # noqa: E402  # found on the path just set
 
 PAGE = ROOT / "docs" / "coming_from_trl.md"
 TABLE = re.compile(r"\| option \| \|.*?\n\n", re.DOTALL)

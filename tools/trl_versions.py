@@ -7,6 +7,7 @@ it is; delete its folder to make it anew. torch is installed first, by the exact
 nothing pulls another build. Tests that need deepspeed are skipped where it is missing.
 """
 
+# ruff: noqa: S603  # it runs pip, python and pytest
 from __future__ import annotations
 
 import argparse
@@ -68,8 +69,8 @@ def table(rows: list[dict[str, str]]) -> str:
         "# TRL versions",
         "",
         f"`python tools/trl_versions.py` ran `{TESTS}` in one environment for each line. Supported:",
-        "`trl>=1.0,!=1.15.0,<1.17`. Skipped are tests of what a version does not have, and of DeepSpeed where it is not",
-        "installed.",
+        "`trl>=1.0,!=1.15.0,<1.17`. Skipped are tests of what a version does not have, and of DeepSpeed where it is",
+        "not installed.",
         "",
         "| " + " | ".join(columns) + " |",
         "|" + "---|" * len(columns),

@@ -38,7 +38,7 @@ class ObjectiveConfig(GRPOConfig):  # type: ignore[misc]
         ('gdpo', 'off')
     """
 
-    _VALID_DICT_FIELDS: ClassVar[list[str]] = [  # noqa: RUF008  # as TRL does
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [
         *getattr(GRPOConfig, "_VALID_DICT_FIELDS", []),
         "objective_args",
     ]
