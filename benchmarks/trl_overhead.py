@@ -1,11 +1,10 @@
 """What the mixin costs: the step of stock TRL against ours, same loss, same data, interleaved.
 
-python benchmarks/trl_overhead.py [--rounds 12] [--hidden 256] [--layers 4] [--tokens 128]
+python benchmarks/trl_overhead.py [--rounds 5] [--hidden 128] [--layers 4] [--tokens 128]
 
 Both trainers get the same fixed completions, so a step is TRL's own scoring of them, forward, backward and SGD;
-nothing is generated. Times are CPU seconds of this process (wall time on a GPU), a run of each in turn; memory is the
-peak of
-live tensor bytes that a step adds, from the same run.
+nothing is generated. Times are CPU seconds of this process (wall time on a GPU), a run of each in turn; memory is
+the peak of live tensor bytes in a run of one step.
 """
 
 from __future__ import annotations
