@@ -11,11 +11,12 @@ class Trainer(ObjectiveMixin, GRPOTrainer):
 
 from rlobjectives.integrations.trl.versions import UnsupportedVersionError, check_version, installed_version
 
+# Before anything of TRL is imported, so that an unsupported version says so and nothing else.
 check_version(installed_version())
 
-from rlobjectives.integrations.trl.config import ObjectiveConfig
-from rlobjectives.integrations.trl.mixin import ObjectiveMixin
-from rlobjectives.integrations.trl.trainers import ObjectiveGRPOTrainer, ObjectiveRLOOTrainer
+from rlobjectives.integrations.trl.config import ObjectiveConfig  # noqa: E402
+from rlobjectives.integrations.trl.mixin import ObjectiveMixin  # noqa: E402
+from rlobjectives.integrations.trl.trainers import ObjectiveGRPOTrainer, ObjectiveRLOOTrainer  # noqa: E402
 
 __all__ = [
     "ObjectiveConfig",

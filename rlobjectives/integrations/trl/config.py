@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import (
-    Any,
-)  # `X | None` in a field confuses the argument parser of older releases
+from typing import Any, ClassVar
 
 from trl import GRPOConfig
 
@@ -40,7 +38,10 @@ class ObjectiveConfig(GRPOConfig):  # type: ignore[misc]
         ('gdpo', 'off')
     """
 
-    _VALID_DICT_FIELDS = [*getattr(GRPOConfig, "_VALID_DICT_FIELDS", []), "objective_args"]
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [
+        *getattr(GRPOConfig, "_VALID_DICT_FIELDS", []),
+        "objective_args",
+    ]
 
     objective: str | None = field(
         default=None, metadata={"help": "Name of the objective, or 'package.module:Class'."}

@@ -112,8 +112,8 @@ def violations(
         yield "use_liger_kernel would replace the loss in this version of TRL. Turn it off, or use TRL 1.14 or newer."
     if objective.entropy_coef and not entropy_gradient:
         yield (
-            f"entropy_coef = {objective.entropy_coef} needs entropies with gradient, which this version of TRL does not "
-            "compute. Use TRL 1.8 or newer, or entropy_coef=0."
+            f"entropy_coef = {objective.entropy_coef} needs entropies with gradient, which this version of TRL does "
+            "not compute. Use TRL 1.8 or newer, or entropy_coef=0."
         )
     if getattr(config, "dynamic_sampling", "off") != "off" and token_level:
         yield (
@@ -122,4 +122,4 @@ def violations(
         )
     parallel = getattr(config, "parallelism_config", None)
     if parallel is not None and getattr(parallel, "tp_enabled", False):
-        yield "tensor parallelism (parallelism_config) is not supported: ranks would hold the same sequences. Set tp_size=1."
+        yield "tensor parallelism (parallelism_config) is not supported: ranks share sequences. Set tp_size=1."

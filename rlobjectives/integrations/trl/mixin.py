@@ -16,37 +16,21 @@ from trl import RLOOTrainer
 from rlobjectives.capabilities import TrainerFacts, check
 from rlobjectives.distributed import GradientScale
 from rlobjectives.errors import CapabilityError
-from rlobjectives.estimators import reward_metrics
-from rlobjectives.integrations.trl.columns import (
-    GENERATED_AT,
-    GROUP,
-    KEPT,
-    SAMPLED,
-    forward,
-    token_layout,
-)
-from rlobjectives.integrations.trl.facts import is_stale, trainer_facts, violations
-from rlobjectives.integrations.trl.host import Host
+from rlobjectives.integrations.trl.columns import forward
+from rlobjectives.integrations.trl.facts import trainer_facts, violations
 from rlobjectives.integrations.trl.options import option_violations, stock_defaults
 from rlobjectives.integrations.trl.probe import missing_columns
 from rlobjectives.integrations.trl.reports import average
-from rlobjectives.integrations.trl.rollout import (
-    Scored,
-    global_rollouts,
-    merge_rounds,
-    score,
-    unique_names,
-)
+from rlobjectives.integrations.trl.rollout import unique_names
+from rlobjectives.integrations.trl.sampling import SamplingMixin
 from rlobjectives.integrations.trl.settle import ObjectiveLike, as_objective, carry_over
 from rlobjectives.integrations.trl.skip import StepSkipper, forget_unscaled
 from rlobjectives.integrations.trl.step_window import StepWindow, largest_dropout, open_window
-from rlobjectives.objective import Objective
-from rlobjectives.statistics import Mean, Stat, Sum, fold
 
 __all__ = ["ObjectiveMixin"]
 
 
-class ObjectiveMixin(Host):
+class ObjectiveMixin(SamplingMixin):
     """Put it before `GRPOTrainer` (or `RLOOTrainer`) among the bases and say the objective; all else stays.
 
     The window is one optimizer step: all micro-batches of the accumulation, on all ranks, whatever
@@ -64,8 +48,8 @@ class ObjectiveMixin(Host):
         max_resamples: Bound on the extra generation rounds.
 
     Raises:
-        CapabilityError: At construction, before any model is loaded, listing every option that would be ignored and
-            everything the objective needs and TRL does not have.
+        CapabilityError: At construction, listing every option that would be ignored and everything the objective
+            needs and TRL does not have; what the configuration alone tells, before any model is loaded.
 
     Example:
         >>> from trl import GRPOTrainer
@@ -73,22 +57,16 @@ class ObjectiveMixin(Host):
         ...     objective = "gdpo"
     """
 
-    objective: ObjectiveLike | None = None
-    dynamic_sampling: str = "off"
-    max_resamples: int = 2
     loss_is_scaled_for_ga: ClassVar[bool] = True  # the window already divided; the Trainer must not
 
     def __init__(self, *args: Any, objective: ObjectiveLike | None = None, **kwargs: Any) -> None:
-        names = list(inspect.signature(super().__init__).parameters)
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = {**dict(zip(_parameters(type(self)), args, strict=False)), **kwargs}
         config = given.get("args")
         self._reports: dict[str, list[dict[str, float]]] = defaultdict(list)
         self._window_batches: list[Any] = []
         self._step_window: StepWindow | None = None
         self._skipper = StepSkipper()
-        self._generation = 0
-        self._sampling_stats: dict[str, list[Stat]] = {}
-        self._kinds: dict[str, type[Stat]] = {}
+        self._begin_sampling()
         chosen = _one_of(objective, type(self).objective, config)
         if config is not None:
             self._settle(chosen, config, given)
@@ -124,7 +102,7 @@ class ObjectiveMixin(Host):
             entropy_gradient="entropy_coef" in stock_defaults(config) or not self._has_reference,
         )
         check(objective.name, objective.capabilities, facts, found)
-        self.objective: Objective = objective
+        self.objective = objective
         self.dynamic_sampling = getattr(config, "dynamic_sampling", self.dynamic_sampling)
         self.max_resamples = getattr(config, "max_resamples", self.max_resamples)
 
@@ -139,7 +117,7 @@ class ObjectiveMixin(Host):
         self._scale = GradientScale.for_ddp(self.accelerator.num_processes)
         weights = getattr(self.objective.estimator, "weights", None)
         if isinstance(weights, dict):
-            weights = self.objective.estimator.column_weights(tuple(self.reward_func_names))  # type: ignore[attr-defined]
+            weights = self.objective.estimator.column_weights(tuple(self.reward_func_names))
         if weights is not None:
             self.reward_weights = torch.tensor(weights, dtype=torch.float32)
         dropout = largest_dropout(self.model)
@@ -208,102 +186,6 @@ class ObjectiveMixin(Host):
         tokens = {"window/tokens": 0.0, "window/skipped": 1.0}
         self._reports["train"].append(tokens)
 
-    # Rewards to estimates
-
-    def _calculate_rewards(
-        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
-    ) -> Tensor:
-        """Keep the matrix that TRL is about to sum up."""
-        self._rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        return self._rewards
-
-    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """TRL's generation batch with our estimate in place of its advantages."""
-        mode = "train" if self.model.training else "eval"
-        output, scored = self._sample(inputs, mode)
-        rounds = 0
-        if mode == "train" and self.dynamic_sampling != "off":
-            assert scored.alive is not None
-            alive = scored.alive
-            while (
-                self.dynamic_sampling == "resample" and rounds < self.max_resamples and not bool(alive.all())
-            ):
-                rounds += 1
-                again, rescored = self._sample(inputs, mode)
-                assert rescored.alive is not None
-                taken = rescored.alive & ~alive
-                output = merge_rounds(output, again, self._local(taken), self.processing_class.pad_token_id)
-                alive = alive | taken
-            self._count_sampling(scored.alive, alive, rounds)
-            output[KEPT] = self._local(alive)
-        if mode == "train":
-            self._generation += 1
-        return output
-
-    def _sample(self, inputs: Any, mode: str) -> tuple[dict[str, Any], Scored]:
-        output = super()._generate_and_score_completions(inputs)
-        group_size = self.num_generations if mode == "train" else self.num_generations_eval
-        self._rows, self._group_size = output["completion_mask"].shape[0], group_size
-        layout = token_layout(output)
-        self._keep_logprobs(output, mode)
-        rollouts = global_rollouts(
-            self._rewards,
-            self.reward_func_names,
-            group_size,
-            layout,
-            self.accelerator,
-            columns=self._estimator_columns(output),
-        )
-        local = slice(
-            self._rows * self.accelerator.process_index, self._rows * (self.accelerator.process_index + 1)
-        )
-        if group_size < self.objective.capabilities.min_group_size:  # evaluation only; said at set-up
-            output["advantages"] = None
-            return output, Scored(rollouts, rollouts.rewards[:, 0], None)
-        scored = score(rollouts, self.objective.estimator)
-        estimate = scored.estimate[local]
-        output["advantages"] = (
-            estimate[:, : layout.shape[1]] if self.objective.estimator.token_level else estimate
-        )
-        output[GROUP] = rollouts.group_ids[local] + self._generation * rollouts.groups.count
-        output[GENERATED_AT] = torch.tensor(self.state.global_step)
-        self._report_rewards(scored, mode)
-        return output, scored
-
-    def _keep_logprobs(self, output: dict[str, Any], mode: str) -> None:
-        """Log-probabilities under the weights that sampled, where TRL leaves them out and something reads them."""
-        needs, stale = self.objective.capabilities, is_stale(self.args) and mode == "train"
-        behavior = needs.needs_behavior_logprobs and output.get("sampling_per_token_logps") is None
-        # The pre-pass takes them if it needs nothing else of the forward.
-        prepass = mode == "train" and needs.needs_prepass and "entropy" not in self.objective.columns()
-        estimator = self.objective.estimator.required()
-        shaped = estimator.needs_ref_logprobs or estimator.needs_behavior_logprobs
-        if output.get("old_per_token_logps") is None and (stale or behavior or prepass or shaped):
-            size = self.args.per_device_train_batch_size if mode == "train" else None
-            with torch.no_grad():
-                logprobs, _, _ = forward(self, self.model, output, entropy=False, batch_size=size)
-            output["old_per_token_logps" if stale else SAMPLED] = logprobs
-
-    def _estimator_columns(self, output: dict[str, Any]) -> dict[str, Tensor]:
-        """Token columns that the estimator itself says it reads."""
-        needs = self.objective.estimator.required()
-        if not (needs.needs_ref_logprobs or needs.needs_behavior_logprobs):
-            return {}
-        old = output.get("old_per_token_logps", output.get(SAMPLED))
-        sampler = output.get("sampling_per_token_logps")
-        columns = {"old_logprobs": old}
-        if needs.needs_ref_logprobs:
-            columns["ref_logprobs"] = output.get("ref_per_token_logps")
-        if needs.needs_behavior_logprobs:
-            columns["behavior_logprobs"] = old if sampler is None else sampler
-        return {name: column for name, column in columns.items() if column is not None}
-
-    def _local(self, per_group: Tensor) -> Tensor:
-        """This rank's sequences of a fact about global groups."""
-        start = self._rows * self.accelerator.process_index
-        rows = torch.arange(start, start + self._rows, device=per_group.device)
-        return per_group[rows // self._group_size]
-
     # The loss
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
@@ -345,50 +227,6 @@ class ObjectiveMixin(Host):
 
     # Metrics
 
-    def _report_rewards(self, scored: Scored, mode: str) -> None:
-        stats = reward_metrics(scored.rollouts, self.objective.estimator)
-        dead = stats.get("reward/constant_group_fraction")
-        old = self._metrics[mode].get("frac_reward_zero_std")
-        if old:  # TRL's own judges the sum of raw rewards, or the batch; ours judges the groups' advantages
-            old[-1] = float(dead.value) if isinstance(dead, Mean) else old[-1]
-        self._add_stats(mode, stats)
-        if self.args.log_completions:
-            self._log_advantages(scored)
-
-    def _log_advantages(self, scored: Scored) -> None:
-        """Our estimate (before any whitening over the window) in the table of completions."""
-        estimate, layout = scored.estimate, scored.rollouts.tokens("The table of completions")
-        if self.objective.estimator.token_level:
-            estimate = layout.segment_sum(estimate) / layout.token_counts().clamp_min(1.0)
-        column = (estimate if estimate.dim() == 1 else estimate[:, 0]).tolist()
-        logged = self._logs["advantages"]
-        for _ in range(min(len(column), len(logged))):
-            logged.pop()
-        logged.extend(column)
-
-    def _count_sampling(self, before: Tensor, after: Tensor, rounds: int) -> None:
-        self._add_stats(
-            "train",
-            {
-                "sampling/resampled_group_fraction": Mean.of((after & ~before).double()),
-                "sampling/dropped_group_fraction": Mean.of((~after).double()),
-                "sampling/extra_rounds": Sum.of(torch.tensor(float(rounds))),
-            },
-        )
-
-    def _add_stats(self, mode: str, stats: dict[str, Stat]) -> None:
-        # Every rank sees the global batch, so one rank's word is enough.
-        for name, stat in stats.items():
-            mine = stat if self.accelerator.process_index == 0 else type(stat).identity(stat.row.device)
-            self._sampling_stats.setdefault(f"{mode}:{name}", []).append(mine)
-            self._kinds[name] = type(stat)
-
-    def _take_sampling_stats(self, mode: str) -> dict[str, Stat]:
-        mine = {key: value for key, value in self._sampling_stats.items() if key.startswith(f"{mode}:")}
-        for key in mine:
-            del self._sampling_stats[key]
-        return {key.split(":", 1)[1]: fold(type(stats[0]), stats) for key, stats in mine.items()}
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Hand the windows' metrics to TRL's log, each weighted by what it counted."""
         mode = "train" if self.model.training else "eval"
@@ -425,6 +263,12 @@ class ObjectiveMixin(Host):
 
     def _rollout_file(self, folder: str) -> str:
         return os.path.join(folder, f"rollout_{self.args.process_index}.pt")
+
+
+def _parameters(kind: type) -> list[str]:
+    """Names of the trainer's own parameters, behind subclasses that pass everything on."""
+    signatures = (inspect.signature(base.__init__).parameters for base in kind.__mro__)  # type: ignore[misc]
+    return next(list(one)[1:] for one in signatures if "reward_funcs" in one)
 
 
 def _one_of(argument: ObjectiveLike | None, attribute: ObjectiveLike | None, config: Any) -> ObjectiveLike:

@@ -1,4 +1,4 @@
-"""Every option of `GRPOConfig` and `RLOOConfig`, and what becomes of it: the checks and the docs page read this table."""
+"""Every option of `GRPOConfig` and `RLOOConfig`, and what becomes of it; checks and docs page read this table."""
 
 from __future__ import annotations
 
@@ -160,7 +160,8 @@ OPTIONS: dict[str, Option] = {
     **_kept("max_tool_calling_iterations", note="Tool tokens (`tool_mask`) never carry loss."),
     "vllm_importance_sampling_correction": Option(
         "read",
-        "With `use_vllm` it must be False, or the objective has to have a `correction` (`ImportanceCorrection`), which then does the work.",
+        "With `use_vllm` it must be False, or the objective has to have a `correction` (`ImportanceCorrection`), "
+        "which then does the work.",
     ),
     **_replaced(
         "vllm_importance_sampling_mode",
@@ -210,11 +211,13 @@ INHERITED: dict[str, Option] = {
 def stock_defaults(config: Any) -> dict[str, Any]:
     """TRL's own default of each option, whatever a subclass of its config made of it."""
     stock = next(kind for kind in type(config).__mro__ if kind.__module__.startswith("trl."))
-    return {
-        one.name: one.default if one.default is not dataclasses.MISSING else one.default_factory()  # type: ignore[misc]
-        for one in dataclasses.fields(stock)
-        if one.default is not dataclasses.MISSING or one.default_factory is not dataclasses.MISSING
-    }
+    found = {}
+    for one in dataclasses.fields(stock):
+        if one.default is not dataclasses.MISSING:
+            found[one.name] = one.default
+        elif one.default_factory is not dataclasses.MISSING:
+            found[one.name] = one.default_factory()
+    return found
 
 
 def option_violations(config: Any) -> Iterable[str]:

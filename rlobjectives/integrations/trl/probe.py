@@ -55,7 +55,7 @@ def missing_columns(
                 group_ids=groups,
                 layout=layout,
                 reward_names=reward_names,
-                **columns(objective.estimator.required()),
+                **columns(objective.estimator.required()),  # type: ignore[arg-type]
             )
             estimate = objective.estimator.estimate(rollouts)
         builder = objective.window()

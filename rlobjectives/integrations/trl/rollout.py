@@ -84,7 +84,7 @@ def global_rollouts(
         group_ids=torch.arange(rewards.shape[0], device=rewards.device) // num_generations,
         layout=PaddedLayout(mask.to(rewards.device)),
         reward_names=unique_names(names),
-        **{name: everywhere(column) for name, column in (columns or {}).items()},
+        **{name: everywhere(column) for name, column in (columns or {}).items()},  # type: ignore[arg-type]
     )
 
 

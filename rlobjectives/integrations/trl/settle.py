@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Union
+from typing import Any
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from rlobjectives.rollouts import Rollouts
 
 __all__ = ["ObjectiveLike", "as_objective", "carry_over"]
 
-ObjectiveLike = Union[Objective, Estimator, str, Mapping[str, Any], Callable[[Rollouts], Tensor]]
+ObjectiveLike = Objective | Estimator | str | Mapping[str, Any] | Callable[[Rollouts], Tensor]
 """An objective, an estimator, a name, ``{"name": …, field: options}``, or a function from rollouts to advantages."""
 
 
@@ -75,8 +75,8 @@ def carry_over(
     if not has_reference:
         if beta:
             found.append(
-                f"beta = {beta} would subtract a KL from the reward, and the objective's estimator reads rewards before "
-                "that. Set beta=0.0 and use GRPOTrainer for a KL penalty in the loss."
+                f"beta = {beta} would subtract a KL from the reward, and the objective's estimator reads rewards "
+                "before that. Set beta=0.0 and use GRPOTrainer for a KL penalty in the loss."
             )
     elif beta and objective.kl is None:
         ratio = bool(getattr(config, "use_bias_correction_kl", False))
@@ -85,7 +85,7 @@ def carry_over(
         )
     elif beta and objective.kl is not None and float(beta) != objective.kl.coef:
         found.append(
-            f"beta = {beta} contradicts the objective's kl ({objective.kl}). Leave beta at 0.0; the objective's is used."
+            f"beta = {beta} contradicts the objective's kl ({objective.kl}). Leave beta at 0.0; its coef is used."
         )
     elif not beta and objective.capabilities.needs_ref_logprobs:
         config.beta = (objective.kl.coef if objective.kl else 0.0) or 1.0
@@ -99,8 +99,8 @@ def carry_over(
         elif not isinstance(own, tuple) or tuple(map(float, own)) != weights:
             found.append(
                 f"reward_weights = {list(weights)} does not reach {type(objective.estimator).__name__} "
-                f"({'it has no weights' if own is None else f'its weights are {own}'}). Leave reward_weights out and say "
-                "the weights on the estimator."
+                f"({'it has no weights' if own is None else f'its weights are {own}'}). Leave reward_weights out and "
+                "say the weights on the estimator."
             )
     return objective, found
 

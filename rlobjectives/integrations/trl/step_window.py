@@ -154,7 +154,9 @@ def _with_prompts(
     tokens, sequences = sizes[index].unbind(1)
     return [
         layout.with_facts(prompt_tokens=mine, prompt_sequences=siblings)
-        for layout, mine, siblings in zip(layouts, tokens.split(split), sequences.split(split), strict=True)
+        for layout, mine, siblings in zip(
+            layouts, torch.split(tokens, split), torch.split(sequences, split), strict=True
+        )
     ]
 
 

@@ -19,6 +19,7 @@ class ObjectiveGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
 class ObjectiveRLOOTrainer(ObjectiveMixin, RLOOTrainer):  # type: ignore[misc]
     """`RLOOTrainer` with any objective that needs no reference policy.
 
-    It hands out neither reference nor per-token old log-probabilities, so the latter are computed once more when the
-    window is not aligned with generation. `ObjectiveGRPOTrainer` with ``objective="rloo"`` trains the same and does not.
+    It hands out neither reference nor per-token old log-probabilities, so the latter are computed once more when
+    the window is not aligned with generation. `ObjectiveGRPOTrainer` with ``objective="rloo"`` trains the same and
+    does not.
     """

@@ -296,7 +296,7 @@ def test_completions_table_has_our_advantages(tmp_path: Path) -> None:
 
 
 def test_a_prepass_with_dropout_is_refused() -> None:
-    with pytest.raises(CapabilityError, match="dropout = 0.1"):
+    with pytest.raises(CapabilityError, match=r"dropout = 0\.1"):
         tiny.trainer(
             ObjectiveGRPOTrainer,
             GRPOConfig(**tiny.options()),

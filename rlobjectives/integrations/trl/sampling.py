@@ -1,0 +1,183 @@
+"""The half of the mixin that samples: TRL's generation batches with an estimate in place of its advantages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlobjectives.estimators import reward_metrics
+from rlobjectives.integrations.trl.columns import (
+    GENERATED_AT,
+    GROUP,
+    KEPT,
+    SAMPLED,
+    forward,
+    token_layout,
+)
+from rlobjectives.integrations.trl.facts import is_stale
+from rlobjectives.integrations.trl.host import Host
+from rlobjectives.integrations.trl.rollout import Scored, global_rollouts, merge_rounds, score
+from rlobjectives.statistics import Mean, Stat, Sum, fold
+
+__all__ = ["SamplingMixin"]
+
+
+class SamplingMixin(Host):
+    """Keeps the reward matrix, asks the estimator, resamples or drops groups without signal.
+
+    Attributes:
+        objective: The objective in use.
+        dynamic_sampling: ``"off"``, ``"drop"`` or ``"resample"`` groups without signal.
+        max_resamples: Bound on the extra generation rounds.
+    """
+
+    objective: Any = None  # an `ObjectiveLike` in a class body, an `Objective` once constructed
+    dynamic_sampling: str = "off"
+    max_resamples: int = 2
+
+    def _begin_sampling(self) -> None:
+        self._generation = 0
+        self._sampling_stats: dict[str, list[Stat]] = {}
+        self._kinds: dict[str, type[Stat]] = {}
+
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
+    ) -> Tensor:
+        """Keep the matrix that TRL is about to sum up."""
+        self._rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        return self._rewards
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        """TRL's generation batch with our estimate in place of its advantages."""
+        mode = "train" if self.model.training else "eval"
+        output, scored = self._sample(inputs, mode)
+        rounds = 0
+        if mode == "train" and self.dynamic_sampling != "off":
+            assert scored.alive is not None
+            alive = scored.alive
+            while (
+                self.dynamic_sampling == "resample" and rounds < self.max_resamples and not bool(alive.all())
+            ):
+                rounds += 1
+                again, rescored = self._sample(inputs, mode)
+                assert rescored.alive is not None
+                taken = rescored.alive & ~alive
+                output = merge_rounds(output, again, self._local(taken), self.processing_class.pad_token_id)
+                alive = alive | taken
+            self._count_sampling(scored.alive, alive, rounds)
+            output[KEPT] = self._local(alive)
+        if mode == "train":
+            self._generation += 1
+        return output
+
+    def _sample(self, inputs: Any, mode: str) -> tuple[dict[str, Any], Scored]:
+        output = super()._generate_and_score_completions(inputs)
+        group_size = self.num_generations if mode == "train" else self.num_generations_eval
+        self._rows, self._group_size = output["completion_mask"].shape[0], group_size
+        layout = token_layout(output)
+        self._keep_logprobs(output, mode)
+        rollouts = global_rollouts(
+            self._rewards,
+            self.reward_func_names,
+            group_size,
+            layout,
+            self.accelerator,
+            columns=self._estimator_columns(output),
+        )
+        local = slice(
+            self._rows * self.accelerator.process_index, self._rows * (self.accelerator.process_index + 1)
+        )
+        if group_size < self.objective.capabilities.min_group_size:  # evaluation only; said at set-up
+            output["advantages"] = None
+            return output, Scored(rollouts, rollouts.rewards[:, 0], None)
+        scored = score(rollouts, self.objective.estimator)
+        estimate = scored.estimate[local]
+        output["advantages"] = (
+            estimate[:, : layout.shape[1]] if self.objective.estimator.token_level else estimate
+        )
+        output[GROUP] = rollouts.group_ids[local] + self._generation * rollouts.groups.count
+        output[GENERATED_AT] = torch.tensor(self.state.global_step)
+        self._report_rewards(scored, mode)
+        return output, scored
+
+    def _keep_logprobs(self, output: dict[str, Any], mode: str) -> None:
+        """Log-probabilities under the weights that sampled, where TRL leaves them out and something reads them."""
+        needs, stale = self.objective.capabilities, is_stale(self.args) and mode == "train"
+        behavior = needs.needs_behavior_logprobs and output.get("sampling_per_token_logps") is None
+        # The pre-pass takes them if it needs nothing else of the forward.
+        prepass = mode == "train" and needs.needs_prepass and "entropy" not in self.objective.columns()
+        estimator = self.objective.estimator.required()
+        shaped = estimator.needs_ref_logprobs or estimator.needs_behavior_logprobs
+        if output.get("old_per_token_logps") is None and (stale or behavior or prepass or shaped):
+            size = self.args.per_device_train_batch_size if mode == "train" else None
+            with torch.no_grad():
+                logprobs, _, _ = forward(self, self.model, output, entropy=False, batch_size=size)
+            output["old_per_token_logps" if stale else SAMPLED] = logprobs
+
+    def _estimator_columns(self, output: dict[str, Any]) -> dict[str, Tensor]:
+        """Token columns that the estimator itself says it reads."""
+        needs = self.objective.estimator.required()
+        if not (needs.needs_ref_logprobs or needs.needs_behavior_logprobs):
+            return {}
+        old = output.get("old_per_token_logps", output.get(SAMPLED))
+        sampler = output.get("sampling_per_token_logps")
+        columns = {"old_logprobs": old}
+        if needs.needs_ref_logprobs:
+            columns["ref_logprobs"] = output.get("ref_per_token_logps")
+        if needs.needs_behavior_logprobs:
+            columns["behavior_logprobs"] = old if sampler is None else sampler
+        return {name: column for name, column in columns.items() if column is not None}
+
+    def _local(self, per_group: Tensor) -> Tensor:
+        """This rank's sequences of a fact about global groups."""
+        start = self._rows * self.accelerator.process_index
+        rows = torch.arange(start, start + self._rows, device=per_group.device)
+        return per_group[rows // self._group_size]
+
+    # What people watch about rewards
+
+    def _report_rewards(self, scored: Scored, mode: str) -> None:
+        stats = reward_metrics(scored.rollouts, self.objective.estimator)
+        dead = stats.get("reward/constant_group_fraction")
+        old = self._metrics[mode].get("frac_reward_zero_std")
+        if old:  # TRL's own judges the sum of raw rewards, or the batch; ours judges the groups' advantages
+            old[-1] = float(dead.value) if isinstance(dead, Mean) else old[-1]
+        self._add_stats(mode, stats)
+        if self.args.log_completions:
+            self._log_advantages(scored)
+
+    def _log_advantages(self, scored: Scored) -> None:
+        """Our estimate (before any whitening over the window) in the table of completions."""
+        estimate, layout = scored.estimate, scored.rollouts.tokens("The table of completions")
+        if self.objective.estimator.token_level:
+            estimate = layout.segment_sum(estimate) / layout.token_counts().clamp_min(1.0)
+        column = (estimate if estimate.dim() == 1 else estimate[:, 0]).tolist()
+        logged = self._logs["advantages"]
+        for _ in range(min(len(column), len(logged))):
+            logged.pop()
+        logged.extend(column)
+
+    def _count_sampling(self, before: Tensor, after: Tensor, rounds: int) -> None:
+        self._add_stats(
+            "train",
+            {
+                "sampling/resampled_group_fraction": Mean.of((after & ~before).double()),
+                "sampling/dropped_group_fraction": Mean.of((~after).double()),
+                "sampling/extra_rounds": Sum.of(torch.tensor(float(rounds))),
+            },
+        )
+
+    def _add_stats(self, mode: str, stats: dict[str, Stat]) -> None:
+        # Every rank sees the global batch, so one rank's word is enough.
+        for name, stat in stats.items():
+            mine = stat if self.accelerator.process_index == 0 else type(stat).identity(stat.row.device)
+            self._sampling_stats.setdefault(f"{mode}:{name}", []).append(mine)
+            self._kinds[name] = type(stat)
+
+    def _take_sampling_stats(self, mode: str) -> dict[str, Stat]:
+        mine = {key: value for key, value in self._sampling_stats.items() if key.startswith(f"{mode}:")}
+        for key in mine:
+            del self._sampling_stats[key]
+        return {key.split(":", 1)[1]: fold(type(stats[0]), stats) for key, stats in mine.items()}

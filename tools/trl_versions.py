@@ -1,0 +1,109 @@
+"""Run the TRL integration tests against several versions of TRL, each in its own environment, and write the table.
+
+python tools/trl_versions.py --envs ~/trl_envs 1.0.0+transformers==4.57.6 1.7.1 1.12.0 1.16.0
+
+An entry is a version of TRL, with further requirements behind plus signs. An environment that exists is used as
+it is; delete its folder to make it anew. torch is installed first, by the exact version of constraints.txt, so that
+nothing pulls another build. Tests that need deepspeed are skipped where it is missing.
+"""
+
+# ruff: noqa: S603  # it runs pip, python and pytest
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "trl_versions.md"
+TESTS = "tests/integrations/trl"
+PACKAGES = ("trl", "transformers", "accelerate", "datasets", "peft", "torch")
+TOOLS = ("peft", "pytest", "pytest-timeout", "hypothesis", "pyyaml")
+ASK = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
+
+
+def constraint(name: str) -> str:
+    """The exact requirement of a package in constraints.txt."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return next(line.strip() for line in lines if line.startswith(f"{name}=="))
+
+
+def environment(folder: Path, requirements: list[str]) -> Path:
+    """Python of an environment with these requirements, made if it is not there."""
+    python = folder / "bin" / "python"
+    if not (folder / "ready").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, constraint("torch")], check=True)
+        subprocess.run([*pip, constraint("torch"), *requirements, *TOOLS], check=True)
+        (folder / "ready").touch()
+    return python
+
+
+def outcome(python: Path, arguments: list[str]) -> dict[str, str]:
+    """Versions of the packages, and what pytest counted."""
+    found = subprocess.run([str(python), "-c", ASK, *PACKAGES], check=True, capture_output=True, text=True)
+    versions: dict[str, str] = json.loads(found.stdout)
+    run = subprocess.run(
+        [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", TESTS, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    counts = {word: number for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", run.stdout)}
+    if set(counts) & {"failed", "error"} or "passed" not in counts:
+        print(run.stdout[-20_000:], run.stderr[-5_000:], sep="\n")
+    return {**versions, **counts}
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """The page."""
+    columns = (*PACKAGES, "passed", "failed", "skipped")
+    lines = [
+        "# TRL versions",
+        "",
+        f"`python tools/trl_versions.py` ran `{TESTS}` in one environment for each line. Supported:",
+        "`trl>=1.0,!=1.15.0,<1.17`. Skipped are tests of what a version does not have, and of DeepSpeed where it is",
+        "not installed.",
+        "",
+        "| " + " | ".join(columns) + " |",
+        "|" + "---|" * len(columns),
+    ]
+    lines += ["| " + " | ".join(row.get(column, "0") for column in columns) + " |" for row in rows]
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    """Read the command line, run everything, write the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "versions", nargs="+", help="versions of TRL, such as 1.16.0 or 1.0.0+transformers==4.57.6"
+    )
+    parser.add_argument("--envs", type=Path, required=True, help="folder of the environments")
+    parser.add_argument("--pytest", default="", help="further arguments of pytest, in one string")
+    parser.add_argument("--no-page", action="store_true", help="print the table only")
+    options = parser.parse_args()
+    rows = []
+    for entry in options.versions:
+        version, *more = entry.split("+")
+        folder = options.envs / f"trl-{entry.replace('=', '').replace('+', '-')}"
+        rows.append(outcome(environment(folder, [f"trl=={version}", *more]), options.pytest.split()))
+        print(rows[-1], flush=True)
+    page = table(rows)
+    print(page)
+    if not options.no_page:
+        PAGE.write_text(page, encoding="utf-8")
+    if any(row.get("failed") or row.get("error") or "passed" not in row for row in rows):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
