@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import zlib
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from rlobjectives import (
 from tests.compare import assert_equal, assert_same
 from tests.forbidden import no_host_sync, surviving_token_tensors
 from tests.parts import ESTIMATORS, OBJECTIVES, PLAIN, REDUCTIONS, TERMS, exact_under_cuts, label, suited
-from tests.strategies import cases, cuts, draw_case
+from tests.strategies import Cut, Dice, cases, cuts, draw_case, some_case, some_cut
 from tests.windows import (
     GARBAGE,
     Case,
@@ -55,11 +56,17 @@ def examples(count: int) -> settings:
     )
 
 
+def dice_of(name: str, salt: int) -> Dice:
+    """The same draws for the same objective in every run, others for every objective."""
+    return Dice(zlib.crc32(f"{name} {salt}".encode()))
+
+
 def each(values: list[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("part", values, ids=label)
 
 
 every_objective = pytest.mark.parametrize("name", list(OBJECTIVES))
+each_effort = pytest.mark.parametrize("effort", range(EFFORT))
 every_plain_objective = pytest.mark.parametrize("name", PLAIN)
 every_cut = pytest.mark.parametrize(
     "name", [name for name in OBJECTIVES if exact_under_cuts(OBJECTIVES[name])]
@@ -89,10 +96,7 @@ def reference_window(objective: Objective, case: Case, shard: Shard = Shard()) -
 # Partition and layout -------------------------------------------------------------------------------
 
 
-def _cut(objective: Objective, case: Case, data: st.DataObject, tolerance: float) -> None:
-    sizes = (1, 2, 3) if objective.capabilities.supports_context_parallel else (1,)
-    cut = data.draw(cuts(case, sizes))
-    case = suited(objective, case)
+def _cut(objective: Objective, case: Case, cut: Cut, tolerance: float) -> None:
     expected = whole(objective, case)
     outcomes = simulate(objective, case, cut.ranks, cut.context)
     if errors := [outcome for outcome in outcomes if isinstance(outcome, Exception)]:
@@ -100,39 +104,57 @@ def _cut(objective: Objective, case: Case, data: st.DataObject, tolerance: float
     assert_same(together(outcomes), expected, tolerance)
 
 
-@every_cut
-@examples(3)
+def _context_sizes(objective: Objective) -> tuple[int, ...]:
+    return (1, 1, 2, 3) if objective.capabilities.supports_context_parallel else (1,)
+
+
+@pytest.mark.parametrize("name", [name for name in PLAIN if exact_under_cuts(OBJECTIVES[name])])
+@examples(4)
 @given(data=st.data())
-def test_partition_in_float64(name: str, data: st.DataObject) -> None:
-    _cut(OBJECTIVES[name], data.draw(cases()), data, 1e-12)
+def test_partition(name: str, data: st.DataObject) -> None:
+    objective = OBJECTIVES[name]
+    case = suited(objective, data.draw(cases()))
+    _cut(objective, case, data.draw(cuts(case, _context_sizes(objective))), 1e-12)
 
 
 @every_cut
-@examples(1)
-@given(data=st.data())
-def test_partition_in_float32(name: str, data: st.DataObject) -> None:
-    _cut(OBJECTIVES[name], data.draw(cases(dtype=torch.float32)), data, 1e-6)
+@each_effort
+def test_partition_with_every_option(name: str, effort: int) -> None:
+    objective, dice = OBJECTIVES[name], dice_of(name, effort)
+    case = suited(objective, some_case(dice))
+    _cut(objective, case, some_cut(dice, case, _context_sizes(objective)), 1e-12)
+
+
+@every_cut
+@each_effort
+def test_partition_in_float32(name: str, effort: int) -> None:
+    objective, dice = OBJECTIVES[name], dice_of(name, 1000 + effort)
+    case = suited(objective, some_case(dice, torch.float32))
+    _cut(objective, case, some_cut(dice, case, (1,)), 1e-6)
 
 
 @every_objective
-@examples(1)
-@given(case=cases(), extra=st.integers(0, 4), packed=st.booleans())
-def test_layout_changes_nothing(name: str, case: Case, extra: int, packed: bool) -> None:
-    case = suited(OBJECTIVES[name], case)
-    expected = whole(OBJECTIVES[name], case)
-    assert_same(whole(OBJECTIVES[name], case, Shard(packed=packed, extra=extra)), expected, 1e-12)
+@each_effort
+def test_layout_changes_nothing(name: str, effort: int) -> None:
+    objective, dice = OBJECTIVES[name], dice_of(name, 2000 + effort)
+    case = suited(objective, some_case(dice))
+    expected = whole(objective, case)
+    assert_same(whole(objective, case, Shard(packed=True)), expected, 1e-12)
+    assert_same(whole(objective, case, Shard(extra=dice.number(1, 4))), expected, 1e-12)
 
 
 # Masking --------------------------------------------------------------------------------------------
 
 
 @every_objective
-@examples(1)
-@given(case=cases(torch.float32), packed=st.booleans(), garbage=st.sampled_from(GARBAGE))
-def test_masked_values_change_nothing(name: str, case: Case, packed: bool, garbage: float) -> None:
-    case = suited(OBJECTIVES[name], case)
-    clean = whole(OBJECTIVES[name], case, Shard(packed=packed, extra=2))
-    assert_equal(whole(OBJECTIVES[name], case, Shard(packed=packed, extra=2, garbage=garbage)), clean)
+@pytest.mark.parametrize("packed", [False, True])
+@each_effort
+def test_masked_values_change_nothing(name: str, packed: bool, effort: int) -> None:
+    objective, dice = OBJECTIVES[name], dice_of(name, 3000 + effort)
+    case = suited(objective, some_case(dice, torch.float32))
+    shard = Shard(packed=packed, extra=2)
+    clean = whole(objective, case, shard)
+    assert_equal(whole(objective, case, replace(shard, garbage=dice.one_of(GARBAGE))), clean)
 
 
 @every_estimator
