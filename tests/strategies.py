@@ -88,7 +88,7 @@ def draw_case(
     for name in ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs"):
         far = uniform(count, width) < 0.5  # half of the columns keep to a common level, half leave it
         columns[name] = -0.05 - torch.where(far, 2.0 + spread * normal(count, width), 1.5).abs()
-    for name in ("entropy", "behavior_kl", "teacher_divergence", "squared_probs"):
+    for name in ("entropy", "behavior_kl", "ref_kl", "teacher_divergence", "squared_probs"):
         columns[name] = uniform(count, width)
     for name in ("values", "old_values", "value_targets", "token_rewards"):
         columns[name] = normal(count, width)
