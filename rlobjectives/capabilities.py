@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
+from rlobjectives.checks import check_choice
 from rlobjectives.errors import CapabilityError
 
 __all__ = ["Capabilities", "TrainerFacts", "check"]
@@ -85,6 +86,9 @@ class Capabilities:
 class TrainerFacts:
     """What a trainer tells about itself at set-up. None means: not known, not checked.
 
+    Only a sampler that cuts its distribution is held to say which log-probabilities it gives: unknown ones count
+    as those of the uncut distribution.
+
     Attributes:
         num_generations: Completions sampled per prompt.
         num_rewards: Reward functions.
@@ -133,6 +137,12 @@ class TrainerFacts:
     recomputes_loss: bool | None = None
     old_logprobs: str | None = None
     importance_correction: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.behavior_logprobs is not None:
+            check_choice("behavior_logprobs", self.behavior_logprobs, ("sampled", "untruncated", "none"))
+        if self.old_logprobs is not None:
+            check_choice("old_logprobs", self.old_logprobs, ("recomputed", "behavior"))
 
     def truncation(self) -> str | None:
         """The sampler settings that cut the distribution, in words, or None."""

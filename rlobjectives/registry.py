@@ -257,7 +257,7 @@ def resolve(path: str) -> Any:
     module, _, name = path.rpartition(":")
     try:
         return getattr(importlib.import_module(module or "rlobjectives"), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UnknownAlgorithmError(
             f"{path!r} cannot be resolved: {error}. Give a public name of rlobjectives or "
             "'package.module:Name'."
@@ -311,7 +311,9 @@ def build(name: str, overrides: Mapping[str, object]) -> Any:
 
 
 def _make(algorithm: str, role: str, kind: Callable[..., Any], options: Mapping[str, object]) -> Any:
-    known = [one for one in dataclasses.fields(kind) if one.init]  # type: ignore[arg-type]
+    if not dataclasses.is_dataclass(kind):  # a class of the user's own making says itself what it takes
+        return kind(**options)
+    known = [one for one in dataclasses.fields(kind) if one.init]
     names = [one.name for one in known]
     for option in options:
         if option not in names:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import zlib
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +25,10 @@ from rlobjectives import (
     Window,
     WindowError,
 )
+from tests.compare import assert_equal, assert_same
 from tests.forbidden import no_host_sync, surviving_token_tensors
 from tests.parts import ESTIMATORS, OBJECTIVES, PLAIN, REDUCTIONS, TERMS, exact_under_cuts, label, suited
-from tests.strategies import cases, cuts, draw_case
+from tests.strategies import Cut, Dice, cases, cuts, draw_case, some_case, some_cut
 from tests.windows import (
     GARBAGE,
     Case,
@@ -54,11 +56,17 @@ def examples(count: int) -> settings:
     )
 
 
+def dice_of(name: str, salt: int) -> Dice:
+    """The same draws for the same objective in every run, others for every objective."""
+    return Dice(zlib.crc32(f"{name} {salt}".encode()))
+
+
 def each(values: list[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("part", values, ids=label)
 
 
 every_objective = pytest.mark.parametrize("name", list(OBJECTIVES))
+each_effort = pytest.mark.parametrize("effort", range(EFFORT))
 every_plain_objective = pytest.mark.parametrize("name", PLAIN)
 every_cut = pytest.mark.parametrize(
     "name", [name for name in OBJECTIVES if exact_under_cuts(OBJECTIVES[name])]
@@ -70,46 +78,6 @@ NOT_SHIFT_INVARIANT: frozenset[str] = frozenset()
 """Group estimators whose advantage depends on the level of the rewards."""
 STRAIGHT_THROUGH: frozenset[str] = frozenset()
 """Losses whose slope is on purpose not the derivative of their value; their own tests have the naive form."""
-
-
-def assert_same(found: Outcome, expected: Outcome, tolerance: float) -> None:
-    """Loss, gradient and metrics, relative to their own size."""
-    loss_scale = max(expected.scale, abs(float(expected.loss)))
-    assert abs(float(found.loss - expected.loss)) <= tolerance * loss_scale, (found.loss, expected.loss)
-    for name, gradient in expected.gradients.items():
-        size = float(gradient.abs().max()) if gradient.numel() else 0.0
-        off = float((found.gradients[name] - gradient).abs().max()) if gradient.numel() else 0.0
-        assert off <= tolerance * size, f"gradient of {name} is off by {off} of {size}"
-    assert found.metrics.keys() == expected.metrics.keys()
-    hairline = _hairline(found, tolerance) or _hairline(expected, tolerance)
-    for name, value in expected.metrics.items():
-        assert math.isfinite(value), name
-        if hairline and name.endswith("fraction"):
-            continue
-        size = max(abs(value), _companion(name, expected.metrics), loss_scale if "loss" in name else 0.0)
-        assert abs(found.metrics[name] - value) <= tolerance * size, (name, found.metrics[name], value)
-
-
-def _hairline(outcome: Outcome, tolerance: float) -> bool:
-    # An advantage that is zero but for rounding may fall on either side of a bound.
-    size = outcome.advantages.abs()
-    return bool(((size > 0) & (size <= tolerance * size.max())).any())
-
-
-def _companion(name: str, metrics: dict[str, float]) -> float:
-    # A mean near zero is as precise as the spread it averages, and a spread as the mean it is around.
-    for one, other in (("mean", "std"), ("std", "mean")):
-        if name.endswith(one):
-            return abs(metrics.get(name[: -len(one)] + other, 0.0))
-    return 0.0
-
-
-def assert_equal(found: Outcome, expected: Outcome) -> None:
-    """Bit by bit."""
-    assert torch.equal(found.loss, expected.loss)
-    assert found.metrics == expected.metrics
-    for name, gradient in expected.gradients.items():
-        assert torch.equal(found.gradients[name], gradient), name
 
 
 def reference_window(objective: Objective, case: Case, shard: Shard = Shard()) -> tuple[Window, Any, Any]:
@@ -128,10 +96,7 @@ def reference_window(objective: Objective, case: Case, shard: Shard = Shard()) -
 # Partition and layout -------------------------------------------------------------------------------
 
 
-def _cut(objective: Objective, case: Case, data: st.DataObject, tolerance: float) -> None:
-    sizes = (1, 2, 3) if objective.capabilities.supports_context_parallel else (1,)
-    cut = data.draw(cuts(case, sizes))
-    case = suited(objective, case)
+def _cut(objective: Objective, case: Case, cut: Cut, tolerance: float) -> None:
     expected = whole(objective, case)
     outcomes = simulate(objective, case, cut.ranks, cut.context)
     if errors := [outcome for outcome in outcomes if isinstance(outcome, Exception)]:
@@ -139,39 +104,57 @@ def _cut(objective: Objective, case: Case, data: st.DataObject, tolerance: float
     assert_same(together(outcomes), expected, tolerance)
 
 
-@every_cut
-@examples(3)
+def _context_sizes(objective: Objective) -> tuple[int, ...]:
+    return (1, 1, 2, 3) if objective.capabilities.supports_context_parallel else (1,)
+
+
+@pytest.mark.parametrize("name", [name for name in PLAIN if exact_under_cuts(OBJECTIVES[name])])
+@examples(4)
 @given(data=st.data())
-def test_partition_in_float64(name: str, data: st.DataObject) -> None:
-    _cut(OBJECTIVES[name], data.draw(cases()), data, 1e-12)
+def test_partition(name: str, data: st.DataObject) -> None:
+    objective = OBJECTIVES[name]
+    case = suited(objective, data.draw(cases()))
+    _cut(objective, case, data.draw(cuts(case, _context_sizes(objective))), 1e-12)
 
 
 @every_cut
-@examples(1)
-@given(data=st.data())
-def test_partition_in_float32(name: str, data: st.DataObject) -> None:
-    _cut(OBJECTIVES[name], data.draw(cases(dtype=torch.float32)), data, 1e-6)
+@each_effort
+def test_partition_with_every_option(name: str, effort: int) -> None:
+    objective, dice = OBJECTIVES[name], dice_of(name, effort)
+    case = suited(objective, some_case(dice))
+    _cut(objective, case, some_cut(dice, case, _context_sizes(objective)), 1e-12)
+
+
+@every_cut
+@each_effort
+def test_partition_in_float32(name: str, effort: int) -> None:
+    objective, dice = OBJECTIVES[name], dice_of(name, 1000 + effort)
+    case = suited(objective, some_case(dice, torch.float32))
+    _cut(objective, case, some_cut(dice, case, (1,)), 1e-6)
 
 
 @every_objective
-@examples(1)
-@given(case=cases(), extra=st.integers(0, 4), packed=st.booleans())
-def test_layout_changes_nothing(name: str, case: Case, extra: int, packed: bool) -> None:
-    case = suited(OBJECTIVES[name], case)
-    expected = whole(OBJECTIVES[name], case)
-    assert_same(whole(OBJECTIVES[name], case, Shard(packed=packed, extra=extra)), expected, 1e-12)
+@each_effort
+def test_layout_changes_nothing(name: str, effort: int) -> None:
+    objective, dice = OBJECTIVES[name], dice_of(name, 2000 + effort)
+    case = suited(objective, some_case(dice))
+    expected = whole(objective, case)
+    assert_same(whole(objective, case, Shard(packed=True)), expected, 1e-12)
+    assert_same(whole(objective, case, Shard(extra=dice.number(1, 4))), expected, 1e-12)
 
 
 # Masking --------------------------------------------------------------------------------------------
 
 
 @every_objective
-@examples(1)
-@given(case=cases(torch.float32), packed=st.booleans(), garbage=st.sampled_from(GARBAGE))
-def test_masked_values_change_nothing(name: str, case: Case, packed: bool, garbage: float) -> None:
-    case = suited(OBJECTIVES[name], case)
-    clean = whole(OBJECTIVES[name], case, Shard(packed=packed, extra=2))
-    assert_equal(whole(OBJECTIVES[name], case, Shard(packed=packed, extra=2, garbage=garbage)), clean)
+@pytest.mark.parametrize("packed", [False, True])
+@each_effort
+def test_masked_values_change_nothing(name: str, packed: bool, effort: int) -> None:
+    objective, dice = OBJECTIVES[name], dice_of(name, 3000 + effort)
+    case = suited(objective, some_case(dice, torch.float32))
+    shard = Shard(packed=packed, extra=2)
+    clean = whole(objective, case, shard)
+    assert_equal(whole(objective, case, replace(shard, garbage=dice.one_of(GARBAGE))), clean)
 
 
 @every_estimator

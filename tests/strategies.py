@@ -5,7 +5,10 @@ Structure (groups, lengths, cuts) is drawn, so that it shrinks; numbers come fro
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -13,7 +16,7 @@ from torch import Tensor
 
 from tests.windows import Case, MicroBatch, Shard
 
-__all__ = ["Cut", "cases", "cuts", "draw_case"]
+__all__ = ["Cut", "Dice", "cases", "cuts", "draw_case", "some_case", "some_cut"]
 
 REWARDS = ("binary", "normal", "heavy", "offset")
 """How rewards are spread; `heavy` has no variance, `offset` is 1e4 ± 1e-3."""
@@ -85,7 +88,7 @@ def draw_case(
     for name in ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs"):
         far = uniform(count, width) < 0.5  # half of the columns keep to a common level, half leave it
         columns[name] = -0.05 - torch.where(far, 2.0 + spread * normal(count, width), 1.5).abs()
-    for name in ("entropy", "behavior_kl", "teacher_divergence", "squared_probs"):
+    for name in ("entropy", "behavior_kl", "ref_kl", "teacher_divergence", "squared_probs"):
         columns[name] = uniform(count, width)
     for name in ("values", "old_values", "value_targets", "token_rewards"):
         columns[name] = normal(count, width)
@@ -106,42 +109,70 @@ def draw_case(
     )
 
 
-@st.composite
-def cases(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> Case:
-    """Windows of one to four prompts with two to five completions each, all in one precision.
+class Dice:
+    """Draws structure: from hypothesis, which shrinks it, or from a seed, which is one quick example."""
+
+    def __init__(self, source: st.DrawFn | int) -> None:
+        self.source = source
+        self.rng = random.Random(source if isinstance(source, int) else 0)
+
+    def number(self, low: int, high: int) -> int:
+        """An integer in [low, high]."""
+        if isinstance(self.source, int):
+            return self.rng.randint(low, high)
+        return self.source(st.integers(low, high))
+
+    def one_of(self, choices: Sequence[Any]) -> Any:
+        """One of some values."""
+        return choices[self.number(0, len(choices) - 1)]
+
+
+def some_case(dice: Dice, dtype: torch.dtype = torch.float64) -> Case:
+    """A window of one to four prompts with two to five completions each, all in one precision.
 
     Without `offset` rewards: at 1e4 ± 1e-3 float64 itself has no twelve digits to keep.
     """
     return draw_case(
-        draw(st.integers(0, 2**20)),
-        tuple(draw(st.lists(st.integers(2, 5), min_size=1, max_size=4))),
-        width=draw(st.integers(1, 6)),
-        holes=draw(st.sampled_from((0.0, 0.3, 1.0))),
-        empty_rows=draw(st.sampled_from((0.0, 0.3))),
-        spread=draw(st.sampled_from((0.1, 1.0, 100.0))),
-        rewards=draw(st.sampled_from(REWARDS[:3])),
-        unscored=draw(st.sampled_from((0.0, 0.3))),
+        dice.number(0, 2**20),
+        tuple(dice.number(2, 5) for _ in range(dice.number(1, 4))),
+        width=dice.number(1, 6),
+        holes=dice.one_of((0.0, 0.3, 1.0)),
+        empty_rows=dice.one_of((0.0, 0.3)),
+        spread=dice.one_of((0.1, 1.0, 100.0)),
+        rewards=dice.one_of(REWARDS[:3]),
+        unscored=dice.one_of((0.0, 0.3)),
         dtype=dtype,
     )
 
 
-@st.composite
-def cuts(draw: st.DrawFn, case: Case, context_sizes: tuple[int, ...] = (1, 1, 2, 3)) -> Cut:
+def some_cut(dice: Dice, case: Case, context_sizes: tuple[int, ...] = (1, 1, 2, 3)) -> Cut:
     """Any rows on any rank in any micro-batch and order; some ranks idle, some with dummies at the end."""
-    context = draw(st.sampled_from(context_sizes))
-    ranks = draw(st.integers(1, 3 if context == 1 else 2))
-    rng = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
-    depth = draw(st.integers(1, 2))
-    crowded = draw(st.integers(1, ranks))  # ranks beyond this one stay idle
-    order = torch.randperm(case.count, generator=rng).tolist()
-    homes = torch.randint(0, crowded * depth, (case.count,), generator=rng).tolist()
+    context = dice.one_of(context_sizes)
+    ranks = dice.number(1, 3 if context == 1 else 2)
+    depth = dice.number(1, 2)
+    crowded = dice.number(1, ranks)  # ranks beyond this one stay idle
+    rng = random.Random(dice.number(0, 2**20))
+    order = rng.sample(range(case.count), case.count)
+    homes = [rng.randrange(crowded * depth) for _ in order]
     plan: list[list[MicroBatch]] = []
     for rank in range(ranks):
         batches = []
         for step in range(depth):
-            rows = tuple(row for row in order if homes[row] == rank * depth + step)
-            if rows or draw(st.booleans()):  # a micro-batch without any row is welcome too
-                shard = Shard(packed=draw(st.booleans()), extra=draw(st.integers(0, 2)))
+            rows = tuple(row for row, home in zip(order, homes, strict=True) if home == rank * depth + step)
+            if rows or dice.number(0, 1):  # a micro-batch without any row is welcome too
+                shard = Shard(packed=bool(dice.number(0, 1)), extra=dice.number(0, 2))
                 batches.append(MicroBatch(rows=rows, shard=shard))
         plan.append(batches)
     return Cut(plan, context)
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> Case:
+    """`some_case` for hypothesis."""
+    return some_case(Dice(draw), dtype)
+
+
+@st.composite
+def cuts(draw: st.DrawFn, case: Case, context_sizes: tuple[int, ...] = (1, 1, 2, 3)) -> Cut:
+    """`some_cut` for hypothesis."""
+    return some_cut(Dice(draw), case, context_sizes)

@@ -33,7 +33,7 @@ __all__ = [
     "simulate",
 ]
 
-WITH_GRADIENT = ("logprobs", "entropy", "behavior_kl", "teacher_divergence")
+WITH_GRADIENT = ("logprobs", "entropy", "behavior_kl", "ref_kl", "teacher_divergence")
 GARBAGE = (float("nan"), float("inf"), float("-inf"), 1e30)
 
 
@@ -158,7 +158,7 @@ class Case:
         chosen = chosen[:, context[0] :: context[1]]
         if not shard.extra:
             return chosen
-        return torch.cat([chosen, chosen.new_full((len(rows), shard.extra), padding)], dim=1)
+        return torch.cat([chosen, chosen.new_full((len(rows), shard.extra, *chosen.shape[2:]), padding)], dim=1)
 
 
 @dataclass
