@@ -1,4 +1,4 @@
-"""TRL with GDPO: a small model learns sums from two rewards on a CPU, in two or three minutes.
+"""TRL with GDPO: a small model learns sums from two rewards on a CPU.
 
 python examples/trl_gdpo.py [--steps 60]
 

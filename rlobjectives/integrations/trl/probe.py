@@ -31,8 +31,8 @@ def missing_columns(
 
     Example:
         >>> from rlobjectives import ReMax
-        >>> missing_columns(Objective(estimator=ReMax()), ("right",), 2)[0][:33]
-        'ReMax reads greedy_rewards, but '
+        >>> missing_columns(Objective(estimator=ReMax()), ("right",), 2)[0][:26]
+        'ReMax reads greedy_rewards'
     """
     count, width = 2 * num_generations, 3
     layout = PaddedLayout(torch.ones(count, width, dtype=torch.bool))

@@ -69,10 +69,10 @@ def test_the_docs_page_holds_the_table() -> None:
         ("delta", 2.0, "ratio_cap"),
         ("sapo_temperature_pos", 2.0, "sapo"),
         ("vespo_k_pos", 1.0, "vespo"),
-        ("top_entropy_quantile", 0.2, "entropy-quantile"),
-        ("entropy_coef", 0.01, "entropy_coef=… of the objective"),
+        ("top_entropy_quantile", 0.2, "entropy_mask"),
+        ("entropy_coef", 0.01, "of the objective"),
         ("use_adaptive_entropy", True, "constant"),
-        ("off_policy_mask_threshold", 0.5, "correction"),
+        ("off_policy_mask_threshold", 0.5, "off_policy_mask=OPSM"),
         ("vllm_importance_sampling_mode", "token_mask", "correction"),
     ],
 )
