@@ -14,30 +14,31 @@ from pathlib import Path
 from typing import Any
 
 CHARACTERS = "0123456789+-=[]"
-TERMS = 3
-_HELD_OUT_SHARE = 5  # one sum in five is held out
+TERMS = 2
+_HELD_OUT_SHARE = 4  # one sum in four is held out
 
 
 @functools.cache
 def task() -> Any:
-    """The ``chain_sum`` task: sums and differences of three digits, such as ``4 - 9 + 1``."""
+    """The ``chain_sum`` task: sums and differences of two digits, such as ``4 - 9``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # of packages that reasoning-gym imports
         import reasoning_gym
 
     return reasoning_gym.create_dataset(
-        "chain_sum", size=20_000, seed=0, min_terms=TERMS, max_terms=TERMS, min_digits=1, max_digits=1
+        "chain_sum", size=4_000, seed=0, min_terms=TERMS, max_terms=TERMS, min_digits=1, max_digits=1
     )
 
 
 def prompts(part: str, limit: int | None = None) -> list[dict[str, str]]:
     """Different sums of one part, as rows for `PromptDataModule`.
 
-    Training and held-out sums are disjoint, and more than that: a sum and its reorderings (3-1+2, 2+3-1) are all
-    in the same part, so that no held-out sum was seen in another order either.
+    Training and held-out sums are disjoint, and more than that: a sum and its reordering (3+2, 2+3) are in the
+    same part, so that no held-out sum was rewarded in another order either. There are only two hundred sums of
+    two digits, so the supervised phase, which teaches all of them badly, has seen the held-out ones too.
 
     Args:
-        part: ``"train"`` or ``"held_out"``.
+        part: ``"train"``, ``"held_out"`` or ``"all"``.
         limit: Most rows; None takes all that the task generates.
     """
     found: dict[str, dict[str, str]] = {}
@@ -45,7 +46,7 @@ def prompts(part: str, limit: int | None = None) -> list[dict[str, str]]:
         expression = entry["metadata"]["expression"].replace(" ", "")
         terms = sorted(re.findall(r"[+-]\d", f"+{expression}"))
         held_out = zlib.crc32("".join(terms).encode()) % _HELD_OUT_SHARE == 0
-        if held_out == (part == "held_out"):
+        if part == "all" or held_out == (part == "held_out"):
             found.setdefault(expression, {"prompt": f"{expression}=", "answer": entry["answer"]})
         if limit is not None and len(found) >= limit:
             break

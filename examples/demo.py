@@ -2,7 +2,7 @@
 
 A small model is taught single-digit sums badly (40 % of its lessons are wrong, half badly formatted), then trained
 with GDPO by the command line from `demo_gdpo.yaml`: two ranks, ZeRO-3, on CPUs or GPUs. At the end stand its
-scores on sums it never saw, before and after.
+scores on sums it was never rewarded for, before and after.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def report(summary: dict[str, Any]) -> str:
     lines = [
         head,
         "",
-        f"{'256 held-out sums':<38}{'before':>8}{'after':>8}",
+        f"{'sums that were never rewarded':<38}{'before':>8}{'after':>8}",
         "─" * 54,
     ]
     lines += [
@@ -115,7 +115,7 @@ def main() -> None:
 
     from examples.supervised import make_mediocre_model
 
-    print("1/2  Teaching a 0.28 M parameter model sums of three digits, with many mistakes.", flush=True)
+    print("1/2  Teaching a 0.28 M parameter model sums of two digits, with many mistakes.", flush=True)
     make_mediocre_model(RUN / "start", seed=options.seed, steps=options.supervised_steps)
     print(
         "\n2/2  Training it with GDPO on two rewards: a correct answer, and a well-formatted one.", flush=True
