@@ -166,5 +166,6 @@ def torchrl_functions() -> dict[str, Callable[..., Any]]:
         "SHAPE_ERR": "shapes differ",
         "NamedTuple": tuple,
         "wraps": wraps,
+        "is_dynamo_compiling": torch.compiler.is_compiling,
     }
     return extract("torchrl", "objectives/value/functional.py", names, scope)

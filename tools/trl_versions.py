@@ -7,7 +7,7 @@ it is; delete its folder to make it anew. torch is installed first, by the exact
 nothing pulls another build. Tests that need deepspeed are skipped where it is missing.
 """
 
-# ruff: noqa: S603  # it runs pip, python and pytest
+# it runs pip, python and pytest
 from __future__ import annotations
 
 import argparse

@@ -14,9 +14,9 @@ from rlobjectives.integrations.trl.versions import UnsupportedVersionError, chec
 # Before anything of TRL is imported, so that an unsupported version says so and nothing else.
 check_version(installed_version())
 
-from rlobjectives.integrations.trl.config import ObjectiveConfig  # noqa: E402
-from rlobjectives.integrations.trl.mixin import ObjectiveMixin  # noqa: E402
-from rlobjectives.integrations.trl.trainers import ObjectiveGRPOTrainer, ObjectiveRLOOTrainer  # noqa: E402
+from rlobjectives.integrations.trl.config import ObjectiveConfig
+from rlobjectives.integrations.trl.mixin import ObjectiveMixin
+from rlobjectives.integrations.trl.trainers import ObjectiveGRPOTrainer, ObjectiveRLOOTrainer
 
 __all__ = [
     "ObjectiveConfig",

@@ -67,7 +67,7 @@ def forward(
     Returns:
         ``[B, T]``, ``[B, T]`` or None, 0-d or None.
     """
-    compute = trainer._get_per_token_logps_and_entropies  # noqa: SLF001  # the hook that every version has
+    compute = trainer._get_per_token_logps_and_entropies  # the hook that every version has
     accepted = inspect.signature(compute).parameters
     extra = {
         name: inputs[name]

@@ -57,4 +57,4 @@ def forget_unscaled(scaler: Any, optimizer: Any) -> None:
         optimizer: The optimizer inside any wrapper.
     """
     if scaler is not None:
-        scaler._per_optimizer_states.pop(id(optimizer), None)  # noqa: SLF001  # no public way back
+        scaler._per_optimizer_states.pop(id(optimizer), None)  # no public way back
