@@ -29,8 +29,8 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001  # whatever the compiler said, the reader needs one sentence
         sys.exit(
             f"DeepSpeed's shared-memory op did not build: {type(error).__name__}: {str(error).strip()[-2000:]}\n"
-            "Install g++ and the Python headers (Debian: apt-get install g++ python3-dev), delete "
-            f"{EXTENSIONS} and run make again."
+            f"Run make again. If that does not help: install g++ and the Python headers (Debian: apt-get install "
+            f"g++ python3-dev), and delete {EXTENSIONS}."
         )
 
 
