@@ -97,7 +97,10 @@ def lambda_returns(
             torch.mul(value, discount * (1.0 - decay), out=carried)
         if token_rewards is not None:
             reward = piece.load("reward", token_rewards, beside)
-            carried.addcmul_(reward, torch.as_tensor(discount * decay, dtype=carried.dtype))
+            if isinstance(decay, Tensor):
+                carried.addcmul_(reward, discount * decay)
+            else:
+                carried.add_(reward, alpha=discount * decay)
         carried = piece.scan_(carried, discount * decay, skipped, final_rewards)
         total = piece.following("total", carried, final_rewards)
         if reward is not None:

@@ -119,7 +119,7 @@ class Piece:
         """What stands one position later in the same sequence; ``tail`` (or 0) after its last."""
         shifted = self.buffers.get(name, self.size)
         shifted[:-1].copy_(flat[1:])
-        shifted[self.last] = 0.0
+        shifted.index_fill_(0, self.last, 0.0)
         return shifted if tail is None else shifted.index_add_(0, self.last, self._tails(tail))
 
     def scan_(self, x: Tensor, decay: float | Tensor, beside: Tensor, tail: Tensor | None) -> Tensor:
@@ -136,7 +136,7 @@ class Piece:
         step.masked_fill_(beside, 1.0)
         if tail is not None:
             x.index_add_(0, self.last, self._tails(tail) * step[self.last])
-        step[self.last] = 0.0  # nothing crosses from one sequence into the one before
+        step.index_fill_(0, self.last, 0.0)  # nothing crosses from one sequence into the one before
         linear_scan_(x, step, self.buffers.get("space", 2 * self.size))
         return x
 
