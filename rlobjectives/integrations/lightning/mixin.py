@@ -189,6 +189,8 @@ class ObjectiveMixin(_Base):
             normalize_advantages=self.normalize_advantages,
             can_prepass=True,
             whole_groups_per_window=True,
+            dropout=0.0 if self.disable_dropout else _largest_dropout(self),
+            forward_side_effects=_forward_side_effects(self),
         )
 
     # What the mixin does.
@@ -310,3 +312,21 @@ def _disable_dropout(module: nn.Module) -> None:
         for name, value in vars(part).items():
             if "dropout" in name and isinstance(value, float) and 0.0 < value < 1.0:
                 setattr(part, name, 0.0)
+
+
+def _largest_dropout(module: nn.Module) -> float:
+    layers = [float(part.p) for part in module.modules() if isinstance(part, _DROPOUT_LAYERS)]
+    numbers = [
+        value
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if "dropout" in name and isinstance(value, float) and 0.0 < value < 1.0
+    ]
+    return max([0.0, *layers, *numbers])
+
+
+def _forward_side_effects(module: nn.Module) -> tuple[str, ...]:
+    """What a training forward changes besides its output, as far as the module's layers tell."""
+    batch_norm = nn.modules.batchnorm._BatchNorm  # noqa: SLF001  # the only common base there is
+    found = any(isinstance(part, batch_norm) and part.track_running_stats for part in module.modules())
+    return ("batch-norm statistics",) if found else ()
