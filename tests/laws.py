@@ -74,8 +74,6 @@ every_cut = pytest.mark.parametrize(
 every_estimator, every_term, every_reduction = each(ESTIMATORS), each(TERMS), each(REDUCTIONS)
 GROUP_ESTIMATORS = [part for part in ESTIMATORS if part.required().min_group_size > 1]
 """Those that compare the answers to one prompt: what they say about a group without contrast is law."""
-NOT_SHIFT_INVARIANT: frozenset[str] = frozenset()
-"""Group estimators whose advantage depends on the level of the rewards."""
 STRAIGHT_THROUGH = frozenset({"CISPO", "DPPO", "P3O", "VESPO"})
 """Losses whose weight is a constant to their slope, on purpose; `losses/` tests them against the naive form."""
 

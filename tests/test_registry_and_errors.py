@@ -172,11 +172,11 @@ def test_no_code_compares_the_name_of_an_algorithm() -> None:
             elif isinstance(node, ast.MatchValue):
                 operands = [node.value]
             for operand in operands:
-                for constant in ast.walk(operand):
-                    if isinstance(constant, ast.Constant) and constant.value in ALGORITHMS:
-                        guilty.append(
-                            f"{path.relative_to(ROOT)}:{node.lineno} compares with {constant.value!r}"
-                        )
+                guilty += [
+                    f"{path.relative_to(ROOT)}:{node.lineno} compares with {constant.value!r}"
+                    for constant in ast.walk(operand)
+                    if isinstance(constant, ast.Constant) and constant.value in ALGORITHMS
+                ]
     assert guilty == []
 
 

@@ -192,6 +192,7 @@ class ObjectiveMixin(_Base):
             old_logprobs="recomputed",
             dropout=0.0 if self.disable_dropout else max(_dropouts(self), default=0.0),
             whole_groups_per_window=True,
+            forward_side_effects=_forward_side_effects(self),
         )
 
     # What the mixin does.
@@ -317,3 +318,10 @@ def _dropouts(module: nn.Module, *, disable: bool = False) -> list[float]:
                 if disable:
                     setattr(part, name, 0.0)
     return found
+
+
+def _forward_side_effects(module: nn.Module) -> tuple[str, ...]:
+    """What a training forward changes besides its output, as far as the module's layers tell."""
+    batch_norm = nn.modules.batchnorm._BatchNorm  # the only common base there is
+    found = any(isinstance(part, batch_norm) and part.track_running_stats for part in module.modules())
+    return ("batch-norm statistics",) if found else ()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlobjectives.distributed import Fault, GradientScale
+from rlobjectives.distributed import Fault, GradientScale, replay
 from rlobjectives.distributed.synchronize import exchange
 from rlobjectives.estimators import reward_metrics
 from rlobjectives.estimators.whitening import whiten
@@ -48,6 +48,7 @@ class Round:
         self.communicator = engine.communicator()
         self.scale = GradientScale(averaged_ranks=engine.data_ranks)
         self.metrics = _Metrics()
+        self._scored_now = False
 
     def run(self, batch: object, seed: int) -> dict[str, float]:
         """Roll out, estimate, and take every step.
@@ -113,6 +114,7 @@ class Round:
         self.metrics.report(outcome.statistics)
         if self._needs_old_logprobs(experience):
             experience = experience.replace(old_logprobs=self._score_all(experience, outcome.micro_batches))
+            self._scored_now = True
         return experience, estimate
 
     def _needs_old_logprobs(self, experience: Experience) -> bool:
@@ -125,16 +127,16 @@ class Round:
         """Log-probabilities of every sequence under the current weights, without gradient."""
         logprobs = torch.zeros(experience.layout.shape, dtype=torch.float32, device=experience.device)
         size = self.module.micro_batch_size
-        for position in range(count):
-            rows = list(range(position * size, min((position + 1) * size, len(experience))))
-            found = self._score_frozen(experience.rows(rows) if rows else experience.dummy())
-            if rows:
-                logprobs[rows] = found.float()
+        with replay(self.module):
+            for position in range(count):
+                rows = list(range(position * size, min((position + 1) * size, len(experience))))
+                found = self._score_frozen(experience.rows(rows) if rows else experience.dummy())
+                if rows:
+                    logprobs[rows] = found.float()
         return logprobs
 
     def _score_frozen(self, micro_batch: Experience) -> Tensor:
-        with torch.no_grad():
-            logprobs, _ = self.engine.forward(micro_batch)
+        logprobs, _ = self.engine.forward(micro_batch)
         result: Tensor = logprobs.detach()
         return result
 
@@ -145,7 +147,8 @@ class Round:
     ) -> None:
         share = self._share(experience, [row for rows in plan for row in rows])
         micro_batches = [(share.rows(local), estimate[rows]) for local, rows in _positions(plan, experience)]
-        window = self._open(share, micro_batches, reuse=weights_unchanged)
+        # Old log-probabilities that came with the rollout are of other weights, and no substitute for a pass.
+        window = self._open(share, micro_batches, reuse=weights_unchanged and self._scored_now)
         if window.empty:
             self.metrics.report({"optim/skipped_fraction": Mean.of(torch.ones(1))}, update=True)
             return
@@ -179,7 +182,11 @@ class Round:
             count = exchange({}, self.communicator, micro_batches=len(micro_batches)).micro_batches
             passes = [micro_batch for micro_batch, _ in micro_batches]
             passes += [share.dummy()] * (count - len(passes))
-            scored = [self._score_frozen(micro_batch) for micro_batch in passes]
+            started = time.perf_counter()
+            with replay(self.module):
+                scored = [self._score_frozen(micro_batch) for micro_batch in passes]
+            self.metrics.values.setdefault("time/prepass_seconds", 0.0)
+            self.metrics.values["time/prepass_seconds"] += time.perf_counter() - started
         for (micro_batch, rows), logprobs in zip(micro_batches, scored, strict=False):
             builder.add(estimate=rows, layout=micro_batch.layout)
             if logprobs is not None:
