@@ -8,49 +8,44 @@ from __future__ import annotations
 import functools
 import re
 import warnings
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 CHARACTERS = "0123456789+-=[]"
 TERMS = 2
-_HELD_OUT_SHARE = 4  # one sum in four is held out
 
 
 @functools.cache
-def task() -> Any:
+def task(seed: int = 0) -> Any:
     """The ``chain_sum`` task: sums and differences of two digits, such as ``4 - 9``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # of packages that reasoning-gym imports
         import reasoning_gym
 
     return reasoning_gym.create_dataset(
-        "chain_sum", size=4_000, seed=0, min_terms=TERMS, max_terms=TERMS, min_digits=1, max_digits=1
+        "chain_sum", size=4_000, seed=seed, min_terms=TERMS, max_terms=TERMS, min_digits=1, max_digits=1
     )
 
 
 def prompts(part: str, limit: int | None = None) -> list[dict[str, str]]:
-    """Different sums of one part, as rows for `PromptDataModule`.
+    """Sums of one part, as rows for `PromptDataModule`.
 
-    Training and held-out sums are disjoint, and more than that: a sum and its reordering (3+2, 2+3) are in the
-    same part, so that no held-out sum was rewarded in another order either. There are only two hundred sums of
-    two digits, so the supervised phase, which teaches all of them badly, has seen the held-out ones too.
+    The training part holds each different sum once; the held-out part is another draw of the task, in the task's
+    own frequencies. There are only two hundred sums of two digits, so held-out sums are not unseen sums: what the
+    held-out part measures is how much of the task has been learned, not how it generalises.
 
     Args:
-        part: ``"train"``, ``"held_out"`` or ``"all"``.
+        part: ``"train"`` or ``"held_out"``.
         limit: Most rows; None takes all that the task generates.
     """
-    found: dict[str, dict[str, str]] = {}
-    for entry in task():
-        expression = entry["metadata"]["expression"].replace(" ", "")
-        terms = sorted(re.findall(r"[+-]\d", f"+{expression}"))
-        held_out = zlib.crc32("".join(terms).encode()) % _HELD_OUT_SHARE == 0
-        if part == "all" or held_out == (part == "held_out"):
-            found.setdefault(expression, {"prompt": f"{expression}=", "answer": entry["answer"]})
-        if limit is not None and len(found) >= limit:
-            break
-    return list(found.values())
+    rows = [
+        {"prompt": f"{entry['metadata']['expression'].replace(' ', '')}=", "answer": entry["answer"]}
+        for entry in task(seed=0 if part == "train" else 1)
+    ]
+    if part == "train":
+        rows = list({row["prompt"]: row for row in rows}.values())
+    return rows[:limit]
 
 
 def correct(

@@ -2,7 +2,7 @@
 
 A small model is taught single-digit sums badly (40 % of its lessons are wrong, half badly formatted), then trained
 with GDPO by the command line from `demo_gdpo.yaml`: two ranks, ZeRO-3, on CPUs or GPUs. At the end stand its
-scores on sums it was never rewarded for, before and after.
+scores on another draw of the task, before and after.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def hardware() -> dict[str, str]:
 
 def train(seed: int, steps: int) -> None:
     """Run the command line on the YAML, in a process of its own."""
-    options = {**hardware(), "max_steps": str(steps), "val_check_interval": str(max(1, min(50, steps)))}
+    options = {**hardware(), "max_steps": str(steps), "val_check_interval": str(max(1, min(100, steps)))}
     command = [sys.executable, "-m", "rlobjectives.cli", "fit", "--config", "examples/demo_gdpo.yaml"]
     command += [
         f"--seed_everything={seed}",
@@ -96,7 +96,7 @@ def report(summary: dict[str, Any]) -> str:
     lines = [
         head,
         "",
-        f"{'sums that were never rewarded':<38}{'before':>8}{'after':>8}",
+        f"{'another draw of 256 sums':<38}{'before':>8}{'after':>8}",
         "─" * 54,
     ]
     lines += [

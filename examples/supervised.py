@@ -59,7 +59,7 @@ def make_mediocre_model(folder: Path, *, seed: int, steps: int, batch_size: int 
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=steps, pct_start=0.1)
-    rows = arithmetic.prompts("all")
+    rows = arithmetic.prompts("train")
     prompt_tokens = 1 + len(rows[0]["prompt"])  # all prompts have the same length
     for _ in tqdm(range(steps), desc="supervised", unit="step"):
         chosen = source.choices(rows, k=batch_size)

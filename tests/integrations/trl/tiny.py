@@ -6,12 +6,14 @@ import functools
 import os
 import random
 import tempfile
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from datasets import Dataset
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -54,7 +56,11 @@ def model(seed: int = 0, **overrides: Any) -> Qwen2ForCausalLM:
 def saved() -> str:
     """The same model as a folder, from which TRL makes a reference policy."""
     where = tempfile.mkdtemp(prefix="tiny-")
-    model().save_pretrained(where)
+    built = model()
+    built.config.architectures = [type(built).__name__]
+    # Not by save_pretrained, which writes on rank 0 alone: every rank has a folder of its own.
+    Path(where, "config.json").write_text(built.config.to_json_string(), encoding="utf-8")
+    save_file(built.state_dict(), Path(where, "model.safetensors"), metadata={"format": "pt"})
     tokenizer().save_pretrained(where)
     return where
 
