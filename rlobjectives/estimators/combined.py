@@ -163,6 +163,7 @@ class Combined(Estimator):
             own = estimate[..., start : start + part.columns]
             start += part.columns
             if self.token_level and not part.token_level:
+                _check_positions(part, layout)
                 own = layout.first(own)
             yield part, own.squeeze(-1) if part.columns == 1 else own
 
