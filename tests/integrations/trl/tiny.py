@@ -12,6 +12,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+from accelerate.utils import gather_object
 from datasets import Dataset
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -82,7 +83,8 @@ def fixed_rollout(seen: dict[str, int]) -> Any:
             length = generator.randint(1, 7)
             tokens = [generator.randint(3, 31) for _ in range(length)]
             ids.append([*tokens, 1] if generator.random() < 0.7 else tokens)
-        for prompt in set(batch):
+        # Counted over all ranks: in a later epoch a prompt may come to another rank.
+        for prompt in set(gather_object(batch)):
             seen[prompt] = seen.get(prompt, 0) + 1
         encoded = [trainer.processing_class(prompt)["input_ids"] for prompt in batch]
         return {"prompt_ids": encoded, "completion_ids": ids, "logprobs": None}
