@@ -1,0 +1,89 @@
+"""Write docs/metrics.md: every metric that any part declares, with its unit, scope and meaning.
+
+    python tools/metrics_table.py            # write it
+    python tools/metrics_table.py --check    # exit with 1 if it is out of date
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import rlobjectives
+from rlobjectives import CapabilityError, Component, Metric
+from rlobjectives.estimators.diagnostics import REWARD_METRICS
+from rlobjectives.objective import OBJECTIVE_METRICS
+
+PATH = Path(__file__).parent.parent / "docs" / "metrics.md"
+SCOPES = {
+    "Sum": "sum over the window",
+    "Mean": "mean over the window",
+    "Moments": "mean and std over the window",
+    "Maximum": "maximum over the window",
+    "LogSum": "log-sum-exp over the window",
+}
+HEAD = """# Metrics
+
+Every metric is a mergeable statistic over the whole window: all micro-batches of one optimizer step on all ranks,
+weighted by what it counts and equal on all ranks. `tools/metrics_table.py` writes this table from the code.
+A name that ends in `/` or `_` is reported twice, with `mean` and `std` behind it.
+
+| metric | unit | scope | meaning | reported by |
+|---|---|---|---|---|
+"""
+
+
+def declared() -> Iterator[tuple[str, Mapping[str, Metric]]]:
+    """Who reports which metrics."""
+    yield "every objective", OBJECTIVE_METRICS
+    yield "`reward_metrics`", REWARD_METRICS
+    for name in sorted(rlobjectives.__all__):
+        found = getattr(rlobjectives, name)
+        if isinstance(found, type) and issubclass(found, Component) and dataclasses.is_dataclass(found):
+            yield f"`{name}`", {**found.metrics, **_of_options(found)}
+
+
+def _of_options(kind: type[Component]) -> dict[str, Metric]:
+    """What instances declare that the class does not: by default, and with each named choice of an option."""
+    hints, metrics = typing.get_type_hints(kind), {}
+    options: list[dict[str, object]] = [{}]
+    for one in dataclasses.fields(kind):  # type: ignore[arg-type]
+        options += [{one.name: choice} for choice in typing.get_args(hints[one.name]) if isinstance(choice, str)]
+    for option in options:
+        with contextlib.suppress(CapabilityError, TypeError):  # a required option, or a choice that needs another
+            metrics.update(kind(**option).declared_metrics())
+    return metrics
+
+
+def table() -> str:
+    """The page."""
+    metrics: dict[str, Metric] = {}
+    readers: dict[str, list[str]] = {}
+    for reader, found in declared():
+        for name, metric in found.items():
+            metrics.setdefault(name, metric)
+            readers.setdefault(name, []).append(reader)
+    rows = [
+        f"| `{name}` | {metric.unit} | {SCOPES.get(metric.kind.__name__, metric.kind.__name__)} | {metric.meaning} "
+        f"| {', '.join(readers[name])} |\n"
+        for name, metric in sorted(metrics.items())
+    ]
+    return HEAD + "".join(rows)
+
+
+def main() -> int:
+    """Write or check the page."""
+    if "--check" in sys.argv[1:]:
+        current = PATH.read_text(encoding="utf-8") if PATH.exists() else ""
+        return int(current != table())
+    PATH.parent.mkdir(exist_ok=True)
+    PATH.write_text(table(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
