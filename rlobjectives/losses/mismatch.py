@@ -20,9 +20,9 @@ __all__ = ["MISMATCH_METRICS", "Mismatch", "mismatch_metrics"]
 MISMATCH_METRICS: Mapping[str, Metric] = {
     "mismatch/kl": Metric(Mean, "nats/token", "k1 estimate of KL(sampler ‖ old policy)"),
     "mismatch/k3": Metric(Mean, "nats/token", "k3 estimate of the same"),
-    "mismatch/chi2_token": Metric(Mean, "", "χ² divergence of tokens, E[w²] − 1"),
+    "mismatch/chi2_token": Metric(Mean, "1", "χ² divergence of tokens, E[w²] − 1"),
     "mismatch/chi2_sequence": Metric(
-        Mean, "", "χ² divergence of sequences, with the product of a sequence's weights"
+        Mean, "1", "χ² divergence of sequences, with the product of a sequence's weights"
     ),
     "mismatch/ess": Metric(
         EffectiveSize, "fraction", "normalised effective sample size of the token weights"
