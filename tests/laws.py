@@ -74,10 +74,16 @@ every_cut = pytest.mark.parametrize(
 every_estimator, every_term, every_reduction = each(ESTIMATORS), each(TERMS), each(REDUCTIONS)
 GROUP_ESTIMATORS = [part for part in ESTIMATORS if part.required().min_group_size > 1]
 """Those that compare the answers to one prompt: what they say about a group without contrast is law."""
-NOT_SHIFT_INVARIANT: frozenset[str] = frozenset()
-"""Group estimators whose advantage depends on the level of the rewards."""
-STRAIGHT_THROUGH: frozenset[str] = frozenset()
+NOT_SHIFT_INVARIANT = frozenset({"MaxRL", "OptimalTokenBaseline"})
+"""Group estimators that divide by the level of the rewards, or weigh it against a constant."""
+STRAIGHT_THROUGH = ("CISPO(", "DPPO(", "P3O(", "VESPO(", "Reinforce(weight=", "KLPenalty(estimator='k1+'", "KLPenalty(estimator='k3+'")
 """Losses whose slope is on purpose not the derivative of their value; their own tests have the naive form."""
+
+
+def _has_zero_law(part: Any) -> bool:
+    # Exempt: a teacher's signal is none of the rewards; whitening after centring moves what is at the mean (documented).
+    moved = type(part).__name__ == "ReinforcePlusPlusBaseline" and part.normalize == "window"
+    return type(part).__name__ != "Combined" and not moved
 
 
 def reference_window(objective: Objective, case: Case, shard: Shard = Shard()) -> tuple[Window, Any, Any]:
@@ -157,7 +163,7 @@ def test_masked_values_change_nothing(name: str, packed: bool, effort: int) -> N
     assert_equal(whole(objective, case, replace(shard, garbage=dice.one_of(GARBAGE))), clean)
 
 
-@every_estimator
+@each([part for part in ESTIMATORS if getattr(part, "observations", "skip") != "step"])  # that reads observations
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_unscored_cells_and_masked_columns_do_not_reach_the_estimate(part: Any, garbage: float) -> None:
     case = draw_case(3, (3, 4), unscored=0.4)
@@ -232,13 +238,17 @@ def test_a_broken_estimator_stops_every_rank(name: str) -> None:
 # Exact zero -----------------------------------------------------------------------------------------
 
 
-@each(GROUP_ESTIMATORS)
+@each([part for part in GROUP_ESTIMATORS if _has_zero_law(part)])
 @pytest.mark.parametrize("constant", [0.1, 0.2, 0.3, 0.35, 0.7, 0.95, -1e4, 1e-8])
 def test_a_constant_group_is_exactly_zero(part: Any, constant: float) -> None:
     for size in (2, 3, 7, 8, 16):
         case = draw_case(size, (size, 4), holes=0.0, empty_rows=0.0)
         flat = case.group_ids == 7
-        case = replace(case, rewards=torch.where(flat.unsqueeze(1), constant, case.rewards))
+        best = torch.zeros(case.count, 1, dtype=torch.float64)
+        best[(~flat).nonzero()[0]] = 1.0  # one answer to the other prompt stands out
+        case = replace(case, rewards=torch.where(flat.unsqueeze(1), constant, best.expand_as(case.rewards)))
+        case = case.replaced(token_rewards=torch.zeros_like(case.columns["token_rewards"]))
+        case = suited(Objective(estimator=part), case)
         outcome = whole(Objective(estimator=part), case)
         assert torch.count_nonzero(outcome.advantages[flat]) == 0
         assert torch.count_nonzero(outcome.advantages[~flat]) > 0
@@ -327,7 +337,7 @@ def test_reporting_costs_one_collective(name: str) -> None:
 # Gradient -------------------------------------------------------------------------------------------
 
 
-@each([part for part in TERMS if type(part).__name__ not in STRAIGHT_THROUGH])
+@each([part for part in TERMS if not label(part).startswith(STRAIGHT_THROUGH)])
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_slope_is_the_derivative(part: Any, packed: bool) -> None:
     case = draw_case(13, (4, 4), width=5, spread=0.5)

@@ -90,7 +90,7 @@ def draw_case(
         columns[name] = -0.05 - torch.where(far, 2.0 + spread * normal(count, width), 1.5).abs()
     for name in ("entropy", "behavior_kl", "ref_kl", "teacher_divergence", "squared_probs"):
         columns[name] = uniform(count, width)
-    for name in ("values", "old_values", "value_targets", "token_rewards"):
+    for name in ("values", "old_values", "returns", "token_rewards"):
         columns[name] = normal(count, width)
     facts = {
         "session_ids": torch.arange(count),  # sessions are in the order of time, which no law may permute

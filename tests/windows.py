@@ -33,7 +33,7 @@ __all__ = [
     "simulate",
 ]
 
-WITH_GRADIENT = ("logprobs", "entropy", "behavior_kl", "ref_kl", "teacher_divergence")
+WITH_GRADIENT = ("logprobs", "entropy", "behavior_kl", "ref_kl", "teacher_divergence", "values")
 GARBAGE = (float("nan"), float("inf"), float("-inf"), 1e30)
 
 
