@@ -67,7 +67,9 @@ def no_host_sync() -> Iterator[None]:
         return maker
 
     patches = [mock.patch.object(Tensor, name, refuse(name)) for name in _READERS]
-    patches += [mock.patch.object(torch, make.__name__, on_host(make)) for make in (torch.tensor, torch.as_tensor)]
+    patches += [
+        mock.patch.object(torch, make.__name__, on_host(make)) for make in (torch.tensor, torch.as_tensor)
+    ]
     with _Forbid():
         for patch in patches:
             patch.start()

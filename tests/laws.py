@@ -76,7 +76,15 @@ GROUP_ESTIMATORS = [part for part in ESTIMATORS if part.required().min_group_siz
 """Those that compare the answers to one prompt: what they say about a group without contrast is law."""
 NOT_SHIFT_INVARIANT = frozenset({"MaxRL", "OptimalTokenBaseline"})
 """Group estimators that divide by the level of the rewards, or weigh it against a constant."""
-STRAIGHT_THROUGH = ("CISPO(", "DPPO(", "P3O(", "VESPO(", "Reinforce(weight=", "KLPenalty(estimator='k1+'", "KLPenalty(estimator='k3+'")
+STRAIGHT_THROUGH = (
+    "CISPO(",
+    "DPPO(",
+    "P3O(",
+    "VESPO(",
+    "Reinforce(weight=",
+    "KLPenalty(estimator='k1+'",
+    "KLPenalty(estimator='k3+'",
+)
 """Losses whose slope is on purpose not the derivative of their value; their own tests have the naive form."""
 
 
@@ -171,7 +179,9 @@ def test_masked_values_change_nothing(name: str, packed: bool, effort: int) -> N
     assert_equal(whole(objective, case, replace(shard, garbage=dice.one_of(GARBAGE))), clean)
 
 
-@each([part for part in ESTIMATORS if getattr(part, "observations", "skip") != "step"])  # that reads observations
+@each(
+    [part for part in ESTIMATORS if getattr(part, "observations", "skip") != "step"]
+)  # that reads observations
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_unscored_cells_and_masked_columns_do_not_reach_the_estimate(part: Any, garbage: float) -> None:
     case = draw_case(3, (3, 4), unscored=0.4)

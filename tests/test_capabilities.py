@@ -41,7 +41,11 @@ def test_needs_in_words() -> None:
 
 
 VIOLATIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"min_group_size": 2}, {"num_generations": 1}, "at least 2 completions per prompt; num_generations is 1"),
+    (
+        {"min_group_size": 2},
+        {"num_generations": 1},
+        "at least 2 completions per prompt; num_generations is 1",
+    ),
     ({"needs_critic": True}, {"has_critic": False}, "values of a critic"),
     ({"needs_ref_logprobs": True}, {"has_reference": False}, "a reference policy"),
     ({"needs_teacher": True}, {"has_teacher": False}, "a teacher"),
@@ -51,14 +55,18 @@ VIOLATIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"requires_on_policy": True}, {"max_staleness": 1}, "max_staleness is 1"),
     ({"requires_sampled_distribution": True}, {"top_p": 0.9}, r"cut \(top_p = 0.9\)"),
     ({"requires_sampled_distribution": True}, {"top_k": 50}, "top_k = 50"),
-    ({"requires_sampled_distribution": True}, {"min_p": 0.1, "behavior_logprobs": "untruncated"}, "min_p = 0.1"),
+    (
+        {"requires_sampled_distribution": True},
+        {"min_p": 0.1, "behavior_logprobs": "untruncated"},
+        "min_p = 0.1",
+    ),
     ({"forbids_normalize_advantages": True}, {"normalize_advantages": True}, "would rescale"),
     ({"supports_context_parallel": False}, {"context_parallel_size": 2}, "context_parallel_size is 2"),
     ({"supports_partial_window": False}, {"whole_groups_per_window": False}, "one optimizer step"),
 ]
 
 
-class Any_(Estimator):
+class Flagged(Estimator):
     """An estimator with whatever capabilities a test wants."""
 
     def __init__(self, **flags: Any) -> None:
@@ -72,7 +80,7 @@ class Any_(Estimator):
 
 
 def objective(**flags: Any) -> Objective:
-    return Objective(estimator=Any_(**flags), policy_loss=ClippedSurrogate(), name="test")
+    return Objective(estimator=Flagged(**flags), policy_loss=ClippedSurrogate(), name="test")
 
 
 @pytest.mark.parametrize(("flags", "facts", "message"), VIOLATIONS)
@@ -109,7 +117,9 @@ def test_all_violations_at_once() -> None:
 
 
 def test_the_message_of_the_design() -> None:
-    with pytest.raises(ValueError, match="Raise num_generations, or choose an estimator without a group baseline"):
+    with pytest.raises(
+        ValueError, match="Raise num_generations, or choose an estimator without a group baseline"
+    ):
         Objective.named("gdpo").check(TrainerFacts(num_generations=1))
 
 

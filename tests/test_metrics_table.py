@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import metrics_table
-
 from rlobjectives import Metric, Stat
 from tests.parts import OBJECTIVES
 

@@ -37,7 +37,11 @@ def test_the_first_named_objectives() -> None:
     dapo = Objective.named("dapo").policy_loss
     assert (dapo.clip_low, dapo.clip_high) == (0.2, 0.28)
     dr_grpo = Objective.named("dr_grpo", reduction={"max_tokens": 9})
-    assert (dr_grpo.estimator.scale, dr_grpo.reduction, dr_grpo.name) == ("none", FixedBudget(max_tokens=9), "dr_grpo")
+    assert (dr_grpo.estimator.scale, dr_grpo.reduction, dr_grpo.name) == (
+        "none",
+        FixedBudget(max_tokens=9),
+        "dr_grpo",
+    )
     assert isinstance(Objective.named("grpo").reduction, SequenceMean)
     assert Objective.named("reinforce").capabilities.requires_on_policy
 
@@ -63,19 +67,36 @@ def test_overrides_are_parts_options_or_values() -> None:
     assert Objective.named("gdpo", estimator={"weights": (1.0, 0.5)}).estimator == mine
     assert Objective.named("grpo", kl={"coef": 0.04}).kl == KLPenalty(coef=0.04)
     assert Objective.named("grpo", entropy_coef=0.01).entropy_coef == 0.01
-    assert Objective.named("dapo", policy_loss={"clip_high": 0.3}).policy_loss == ClippedSurrogate(clip_high=0.3)
+    assert Objective.named("dapo", policy_loss={"clip_high": 0.3}).policy_loss == ClippedSurrogate(
+        clip_high=0.3
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "options", "error", "message"),
     [
-        ("gdp0", {}, UnknownAlgorithmError, r"'gdp0'. Known: .*dr_grpo.*rloo.* Did you mean 'gdpo'\? Or give"),
+        (
+            "gdp0",
+            {},
+            UnknownAlgorithmError,
+            r"'gdp0'. Known: .*dr_grpo.*rloo.* Did you mean 'gdpo'\? Or give",
+        ),
         ("zzzz", {}, UnknownAlgorithmError, r"Known: [^?]*\. Or give 'package.module:Class'"),
         ("no.such.module:Class", {}, UnknownAlgorithmError, "cannot be resolved"),
         ("rlobjectives:Nothing", {}, UnknownAlgorithmError, "cannot be resolved"),
         (".relative:Class", {}, UnknownAlgorithmError, "cannot be resolved"),
-        ("dr_grpo", {}, CapabilityError, r"FixedBudget needs max_tokens. Say it.*reduction=\{'max_tokens': ...\}"),
-        ("gdpo", {"estimator": {"weigths": 1}}, CapabilityError, "no option 'weigths'.* Did you mean 'weights'"),
+        (
+            "dr_grpo",
+            {},
+            CapabilityError,
+            r"FixedBudget needs max_tokens. Say it.*reduction=\{'max_tokens': ...\}",
+        ),
+        (
+            "gdpo",
+            {"estimator": {"weigths": 1}},
+            CapabilityError,
+            "no option 'weigths'.* Did you mean 'weights'",
+        ),
         ("gdpo", {"estimater": {}}, CapabilityError, "no field 'estimater'.* Did you mean 'estimator'"),
         ("gdpo", {"estimator": None}, CapabilityError, "estimator is None"),
         ("rlobjectives:TokenMean", {}, CapabilityError, "expected an instance of Estimator"),
@@ -149,10 +170,12 @@ def test_no_code_compares_the_name_of_an_algorithm() -> None:
                 operands = [node.left, *node.comparators]
             elif isinstance(node, ast.MatchValue):
                 operands = [node.value]
-            for operand in operands:
-                for constant in ast.walk(operand):
-                    if isinstance(constant, ast.Constant) and constant.value in ALGORITHMS:
-                        guilty.append(f"{path.relative_to(ROOT)}:{node.lineno} compares with {constant.value!r}")
+            guilty += [
+                f"{path.relative_to(ROOT)}:{node.lineno} compares with {constant.value!r}"
+                for operand in operands
+                for constant in ast.walk(operand)
+                if isinstance(constant, ast.Constant) and constant.value in ALGORITHMS
+            ]
     assert guilty == []
 
 
@@ -169,7 +192,11 @@ FAMILY = {
 
 
 def test_the_family_is_complete_and_travels() -> None:
-    defined = {name for name, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__}
+    defined = {
+        name
+        for name, kind in inspect.getmembers(errors, inspect.isclass)
+        if kind.__module__ == errors.__name__
+    }
     assert defined == set(errors.__all__)
     assert set(FAMILY) <= defined
     for name in defined:

@@ -44,7 +44,9 @@ class Given(PolicyLoss):
 
 
 def micro_batch(losses: list[list[float]], mask: list[list[int]]) -> tuple[Tensor, PaddedLayout]:
-    return torch.tensor(losses, dtype=torch.float64, requires_grad=True), PaddedLayout(torch.tensor(mask).bool())
+    return torch.tensor(losses, dtype=torch.float64, requires_grad=True), PaddedLayout(
+        torch.tensor(mask).bool()
+    )
 
 
 def step(reduction: Any, *batches: tuple[Tensor, PaddedLayout]) -> float:
@@ -67,7 +69,8 @@ def estimate(part: Any, rewards: Any, ids: list[int], **columns: Any) -> list[fl
 
 class TestDenominators:
     @pytest.mark.parametrize(
-        ("reduction", "expected"), [(TokenMean(), 4.0), (SequenceMean(), 6.0), (FixedBudget(max_tokens=8), 1.0)]
+        ("reduction", "expected"),
+        [(TokenMean(), 4.0), (SequenceMean(), 6.0), (FixedBudget(max_tokens=8), 1.0)],
     )
     def test_uneven_micro_batches(self, reduction: Any, expected: float) -> None:
         """Not 6 (mean of micro-batch means) and not 12 (not divided)."""
@@ -184,7 +187,9 @@ class TestRange:
         rewards = torch.tensor([1.0, 1.0, 1.0, 1.0078125], dtype=torch.bfloat16)
         found = estimate(GRPO(epsilon=1e-6), rewards, [0] * 4)
         assert found == pytest.approx([-0.5, -0.5, -0.5, 1.5], rel=1e-3)
-        assert estimate(GRPO(), torch.tensor([0, 1, 1, 1]), [0] * 4) == pytest.approx([-1.5, 0.5, 0.5, 0.5], rel=1e-5)
+        assert estimate(GRPO(), torch.tensor([0, 1, 1, 1]), [0] * 4) == pytest.approx(
+            [-1.5, 0.5, 0.5, 0.5], rel=1e-5
+        )
 
 
 CENTRING = {"grpo": GRPO(), "dr_grpo": GRPO(scale="none"), "rloo": RLOO()}
@@ -202,7 +207,12 @@ class TestGroups:
             assert estimate(part, torch.full((8,), 0.2), [0] * 8) == [0.0] * 8
 
     @pytest.mark.parametrize(
-        ("name", "rest"), [("grpo", [-0.7071067811865475, 0.7071067811865475]), ("dr_grpo", [-0.5, 0.5]), ("rloo", [-1.0, 1.0])]
+        ("name", "rest"),
+        [
+            ("grpo", [-0.7071067811865475, 0.7071067811865475]),
+            ("dr_grpo", [-0.5, 0.5]),
+            ("rloo", [-1.0, 1.0]),
+        ],
     )
     def test_singletons_are_an_error_or_zero_and_leave_the_rest(self, name: str, rest: list[float]) -> None:
         with pytest.raises(ValueError, match="single completion"):

@@ -112,7 +112,9 @@ class TestUserLoss:
             pass
 
         window = opened(Objective(estimator=GRPO(), policy_loss=Nothing()))
-        with pytest.raises(RLObjectivesError, match=r"Nothing gives neither value\(\) nor value_and_slope\(\)"):
+        with pytest.raises(
+            RLObjectivesError, match=r"Nothing gives neither value\(\) nor value_and_slope\(\)"
+        ):
             window.loss(tokens(window))
 
     def test_shapes_are_never_broadcast(self) -> None:
@@ -182,7 +184,9 @@ class TestOneAutogradFunction:
 
 class TestEntropyBonus:
     def test_it_is_weighted_by_the_reduction_and_has_its_gradient(self) -> None:
-        objective = Objective(estimator=GRPO(), policy_loss=Reinforce(), reduction=SequenceMean(), entropy_coef=0.5)
+        objective = Objective(
+            estimator=GRPO(), policy_loss=Reinforce(), reduction=SequenceMean(), entropy_coef=0.5
+        )
         window = opened(objective)
         entropy = torch.tensor([[1.0, 2.0, 3.0], [4.0, torch.nan, torch.inf]], requires_grad=True)
         output = window.loss(tokens(window, entropy=entropy))
@@ -279,7 +283,9 @@ class TestLifeCycle:
 
     def test_a_shard_of_unknown_length_is_refused(self) -> None:
         def one(communicator: Any) -> Any:
-            return Objective(estimator=GRPO(), reduction=SequenceMean()).freeze([(ADVANTAGE, LAYOUT)], communicator)
+            return Objective(estimator=GRPO(), reduction=SequenceMean()).freeze(
+                [(ADVANTAGE, LAYOUT)], communicator
+            )
 
         for error in run_ranks_as_threads(one, 2, context=2):
             assert isinstance(error, MissingColumnError)
@@ -297,12 +303,16 @@ class TestLifeCycle:
         estimate = torch.tensor([[1.0, 1.0, 1.0], [math.nan, math.nan, math.nan]], dtype=torch.float64)
         window = Objective(estimator=GDPO()).freeze([(estimate, layout)])
         assert window.context("estimator")["combined"].row.tolist() == [1.0, 1.0, 0.0]
-        with pytest.raises(NonFiniteError, match="rank 0, micro-batch 0: estimate has 3 non-finite values among 6"):
+        with pytest.raises(
+            NonFiniteError, match="rank 0, micro-batch 0: estimate has 3 non-finite values among 6"
+        ):
             Objective(estimator=GDPO()).freeze([(estimate, LAYOUT)])
 
     def test_a_non_finite_advantage_is_named(self) -> None:
         window = opened(Objective(estimator=GRPO()))
-        batch = tokens(window).replace(advantages=torch.tensor([[0.0, torch.nan, 0.0], [0.0, torch.nan, 0.0]]))
+        batch = tokens(window).replace(
+            advantages=torch.tensor([[0.0, torch.nan, 0.0], [0.0, torch.nan, 0.0]])
+        )
         with pytest.raises(NonFiniteError, match="advantages has 1 non-finite values among 4"):
             window.summarize([window.loss(batch)])
 

@@ -158,7 +158,9 @@ class Case:
         chosen = chosen[:, context[0] :: context[1]]
         if not shard.extra:
             return chosen
-        return torch.cat([chosen, chosen.new_full((len(rows), shard.extra, *chosen.shape[2:]), padding)], dim=1)
+        return torch.cat(
+            [chosen, chosen.new_full((len(rows), shard.extra, *chosen.shape[2:]), padding)], dim=1
+        )
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """Write docs/metrics.md: every metric that any part declares, with its unit, scope and meaning.
 
-    python tools/metrics_table.py            # write it
-    python tools/metrics_table.py --check    # exit with 1 if it is out of date
+`python tools/metrics_table.py` writes it; with `--check` it exits with 1 if the page is out of date.
 """
 
 from __future__ import annotations
@@ -52,9 +51,13 @@ def _of_options(kind: type[Component]) -> dict[str, Metric]:
     hints, metrics = typing.get_type_hints(kind), {}
     options: list[dict[str, object]] = [{}]
     for one in dataclasses.fields(kind):  # type: ignore[arg-type]
-        options += [{one.name: choice} for choice in typing.get_args(hints[one.name]) if isinstance(choice, str)]
+        options += [
+            {one.name: choice} for choice in typing.get_args(hints[one.name]) if isinstance(choice, str)
+        ]
     for option in options:
-        with contextlib.suppress(CapabilityError, TypeError):  # a required option, or a choice that needs another
+        with contextlib.suppress(
+            CapabilityError, TypeError
+        ):  # a required option, or a choice that needs another
             metrics.update(kind(**option).declared_metrics())
     return metrics
 

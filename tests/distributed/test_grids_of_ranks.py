@@ -141,7 +141,9 @@ def break_one(how: str) -> None:
     with builder.guard():
         if how == "exception" and broken:
             raise ZeroDivisionError("rank 1 dislikes its data")
-        builder.add(estimate=estimate[1:] if how == "shape" and broken else estimate, layout=CASE.arrange(rows))
+        builder.add(
+            estimate=estimate[1:] if how == "shape" and broken else estimate, layout=CASE.arrange(rows)
+        )
     builder.freeze()
 
 
@@ -150,7 +152,12 @@ def break_one(how: str) -> None:
     [
         ("exception", ZeroDivisionError, RankError, "rank 1 stopped with an exception"),
         ("shape", ShapeError, RankError, "rank 1 stopped with ShapeError"),
-        ("estimate", NonFiniteError, NonFiniteError, "rank 1, micro-batch 0: estimate has 3 non-finite values"),
+        (
+            "estimate",
+            NonFiniteError,
+            NonFiniteError,
+            "rank 1, micro-batch 0: estimate has 3 non-finite values",
+        ),
         ("schema", RankError, RankError, "ranks hold different window statistics"),
     ],
 )
@@ -196,13 +203,18 @@ def train_with_ddp() -> tuple[list[float], float]:
     objective = Objective(estimator=GRPO(), reduction=TokenMean())
     rows = torch.tensor([[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]][rank] if rank == 0 else [5])
     features = torch.linspace(-1, 1, 30, dtype=torch.float64).view(10, 1, 3)[rows]
-    layout, scale = CASE.arrange(rows).with_mask(torch.ones(len(rows), 6, dtype=torch.bool)), GradientScale.for_ddp()
+    layout, scale = (
+        CASE.arrange(rows).with_mask(torch.ones(len(rows), 6, dtype=torch.bool)),
+        GradientScale.for_ddp(),
+    )
     estimate = torch.linspace(-1, 1, 10, dtype=torch.float64)[rows]
     window = objective.freeze([(estimate, layout)], Communicator.world())
     logprobs = policy(features).squeeze(-1).expand(-1, 6)
     from rlobjectives import TokenBatch
 
-    output = window.loss(TokenBatch(logprobs=logprobs, advantages=window.advantages(estimate, layout), layout=layout))
+    output = window.loss(
+        TokenBatch(logprobs=logprobs, advantages=window.advantages(estimate, layout), layout=layout)
+    )
     (output.loss * scale.factor).backward()
     gradient = [number for one in policy.parameters() for number in one.grad.flatten().tolist()]
     return gradient, window.summarize([output])["loss/total"]
@@ -224,7 +236,9 @@ def test_ddp_with_its_scale_gives_the_gradient_of_the_whole_window() -> None:
     assert first == pytest.approx(gradient, rel=1e-12)
 
 
-@pytest.mark.parametrize("bad", [{"averaged_ranks": 0}, {"accumulation_divisor": True}, {"averaged_ranks": 2.0}])
+@pytest.mark.parametrize(
+    "bad", [{"averaged_ranks": 0}, {"accumulation_divisor": True}, {"averaged_ranks": 2.0}]
+)
 def test_a_gradient_scale_is_made_of_positive_integers(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(bad))} is"):
         GradientScale(**bad)

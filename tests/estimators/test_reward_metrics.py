@@ -48,9 +48,7 @@ def test_the_numbers() -> None:
     assert numbers(reward_metrics(rollouts())) == pytest.approx(EXPECTED)
 
 
-@pytest.mark.parametrize(
-    ("weights", "constant"), [((1.0, 1.0), 0.5), ((1.0, 0.0), 0.75), ((0.0, 1.0), 0.75)]
-)
+@pytest.mark.parametrize(("weights", "constant"), [((1.0, 1.0), 0.5), ((1.0, 0.0), 0.75), ((0.0, 1.0), 0.75)])
 def test_dead_groups_are_judged_on_the_combined_advantage(weights: Any, constant: float) -> None:
     part = GDPO(weights=weights, on_singleton="zero")
     assert numbers(reward_metrics(rollouts(), part))["reward/constant_group_fraction"] == constant
