@@ -144,7 +144,8 @@ def test_parts_are_frozen_keyword_only_dataclasses_that_round_trip() -> None:
         assert all(one.kw_only for one in dataclasses.fields(kind)), kind
         assert dataclasses.replace(part) == part
         assert pickle.loads(pickle.dumps(part)) == part
-        assert eval(repr(part), names) == part, label(part)
+        if "<function" not in repr(part):  # a user's function is shown, not spelt out
+            assert eval(repr(part), names) == part, label(part)
         with pytest.raises((dataclasses.FrozenInstanceError, TypeError, AttributeError)):
             part.anything = 1
 
