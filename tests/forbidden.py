@@ -25,9 +25,8 @@ _WAITS = {
     "unique_dim": "has a size that depends on data",
     "unique_consecutive": "has a size that depends on data",
     "bincount": "has a size that depends on data",
-    "lift_fresh": "copies a host number to the device",
 }
-_READERS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__")
+_READERS = ("item", "tolist", "numpy", "cpu", "new_tensor", "__bool__", "__int__", "__float__", "__index__")
 
 
 class HostSync(AssertionError):
@@ -55,11 +54,22 @@ def no_host_sync() -> Iterator[None]:
 
     def refuse(name: str) -> Callable[..., Any]:
         def reader(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-            raise HostSync(f"Tensor.{name} reads the device")
+            raise HostSync(f"Tensor.{name} reads the device, or copies host numbers to it")
 
         return reader
 
+    def on_host(make: Callable[..., Any]) -> Callable[..., Any]:
+        def maker(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("device") is not None:
+                raise HostSync(f"torch.{make.__name__} copies host numbers to the device")
+            return make(*args, **kwargs)
+
+        return maker
+
     patches = [mock.patch.object(Tensor, name, refuse(name)) for name in _READERS]
+    patches += [
+        mock.patch.object(torch, make.__name__, on_host(make)) for make in (torch.tensor, torch.as_tensor)
+    ]
     with _Forbid():
         for patch in patches:
             patch.start()

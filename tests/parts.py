@@ -86,6 +86,8 @@ HINTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
 LENIENT: Mapping[str, Any] = {"on_lost_reward": "drop"}
 """Options of any part that refuse data which every law draws: here, rewards of sequences without tokens."""
 
+NEEDS_POSITIONS = frozenset({"Combined"})
+"""Estimators that refuse packed sequences of length 0, since a sequence's number travels on its tokens."""
 POSITIVE_REWARDS = frozenset({"MaxRL"})
 """Estimators that refuse negative rewards."""
 
@@ -108,6 +110,8 @@ def suited(objective: Objective, case: Case) -> Case:
     """The window with rewards that the objective accepts."""
     if any(type(part).__name__ in POSITIVE_REWARDS for part in objective.parts().values()):
         return dataclasses.replace(case, rewards=case.rewards.abs())
+    if any(type(part).__name__ in NEEDS_POSITIONS for part in objective.parts().values()):
+        return dataclasses.replace(case, lengths=case.lengths.clamp_min(1))
     return case
 
 

@@ -66,7 +66,7 @@ VIOLATIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-class Anything(Estimator):
+class Flagged(Estimator):
     """An estimator with whatever capabilities a test wants."""
 
     def __init__(self, **flags: Any) -> None:
@@ -80,7 +80,7 @@ class Anything(Estimator):
 
 
 def objective(**flags: Any) -> Objective:
-    return Objective(estimator=Anything(**flags), policy_loss=ClippedSurrogate(), name="test")
+    return Objective(estimator=Flagged(**flags), policy_loss=ClippedSurrogate(), name="test")
 
 
 @pytest.mark.parametrize(("flags", "facts", "message"), VIOLATIONS)

@@ -1,7 +1,6 @@
 """Write docs/metrics.md: every metric that any part declares, with its unit, scope and meaning.
 
-python tools/metrics_table.py            # write it
-python tools/metrics_table.py --check    # exit with 1 if it is out of date
+`python tools/metrics_table.py` writes it; with `--check` it exits with 1 if the page is out of date.
 """
 
 from __future__ import annotations

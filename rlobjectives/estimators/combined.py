@@ -129,7 +129,14 @@ class Combined(Estimator):
         return torch.cat([total, *columns], dim=-1)
 
     def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:
-        """The statistics of every estimator, from its own columns."""
+        """The statistics of every estimator, from its own columns.
+
+        Raises:
+            CapabilityError: If an estimator's numbers would be lost with a sequence that has no position here.
+        """
+        for part in self.estimators:
+            if self.token_level and not part.token_level and layout.num_sequences:
+                _check_positions(part, layout)
         return {
             f"{position}/{name}": stat
             for position, (part, own) in enumerate(self._split(estimate, layout))
@@ -163,7 +170,6 @@ class Combined(Estimator):
             own = estimate[..., start : start + part.columns]
             start += part.columns
             if self.token_level and not part.token_level:
-                _check_positions(part, layout)
                 own = layout.first(own)
             yield part, own.squeeze(-1) if part.columns == 1 else own
 

@@ -15,7 +15,7 @@ from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.groups import check_singletons
+from rlobjectives.estimators.groups import check_singletons, group_any
 from rlobjectives.estimators.grpo import grpo_estimate, weighted_columns
 from rlobjectives.estimators.whitening import WHITEN_MODES, whiten
 from rlobjectives.layouts import TokenLayout
@@ -176,8 +176,7 @@ class GDPO(Estimator):
         # Columns that cancel leave rounding behind, which is not a signal: sixteen ulp of what was added up.
         noise = _ROUNDING * weighted_columns(standardised.abs(), [abs(weight) for weight in weights])
         combined = torch.where(combined.abs() <= noise, 0.0, combined)
-        spread, groups = (combined != 0).to(torch.float64), rollouts.groups
-        alive = spread.new_zeros(groups.count).scatter_reduce(0, groups.index, spread, "amax")[groups.index]
+        alive = group_any(combined != 0, rollouts.groups).double()
         counted = rollouts.scored.any(1).to(torch.float64)
         return torch.stack([combined, counted, alive], dim=1)
 

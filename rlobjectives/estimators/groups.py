@@ -15,7 +15,7 @@ from rlobjectives.checks import check_choice
 from rlobjectives.errors import CapabilityError
 from rlobjectives.rollouts import Groups, Rollouts
 
-__all__ = ["GroupMoments", "check_singletons", "group_moments", "group_sum", "others_constant"]
+__all__ = ["GroupMoments", "check_singletons", "group_any", "group_moments", "group_sum", "others_constant"]
 
 
 def group_sum(values: Tensor, groups: Groups) -> Tensor:
@@ -68,6 +68,17 @@ def group_moments(values: Tensor, scored: Tensor, groups: Groups) -> GroupMoment
     low, high = _extremes(values, scored, groups)
     constant = (low >= high) & ~torch.isinf(low + high)  # infinities are no constant: they stay visible
     return GroupMoments(count[index], mean, group_sum(squared, groups)[index], constant[index])
+
+
+def group_any(flags: Tensor, groups: Groups) -> Tensor:
+    """Whether any member of a sequence's group has the flag, bool ``[n]``.
+
+    Args:
+        flags: Bool ``[n]``.
+        groups: The prompt groups.
+    """
+    counts = torch.zeros(groups.count, dtype=torch.float64, device=flags.device)
+    return (counts.index_add_(0, groups.index, flags.double()) > 0)[groups.index]
 
 
 def others_constant(values: Tensor, scored: Tensor, groups: Groups) -> Tensor:

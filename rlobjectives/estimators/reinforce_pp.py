@@ -10,11 +10,13 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.checks import check_choice, check_number
-from rlobjectives.estimators.groups import check_singletons
+from rlobjectives.component import WindowContext
+from rlobjectives.estimators.groups import check_singletons, group_any
 from rlobjectives.estimators.grpo import combined_reward, grpo_estimate
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import lambda_returns
 from rlobjectives.estimators.shaping import check_kl_options, sequence_rewards, shaped_token_rewards
+from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["ReinforcePlusPlus", "ReinforcePlusPlusBaseline"]
@@ -106,7 +108,8 @@ class ReinforcePlusPlusBaseline(Normalized):
         Aᵢ = rᵢ − mean_g r        Âᵢ = (Aᵢ − μ_W) / √max(σ²_W, ε)        μ, σ over tokens: long answers weigh more
 
     No standard deviation of the group, and no KL in the advantage: add ``KLPenalty(estimator="k2")``. A
-    group without spread is 0 before whitening; after it, −μ/σ like every token at the mean.
+    group without spread, which says nothing about its answers, stays exactly 0 through the whitening (it
+    still counts in μ and σ).
 
     Args:
         weights: Weight of each reward column; None weighs all 1.
@@ -120,7 +123,8 @@ class ReinforcePlusPlusBaseline(Normalized):
         CapabilityError: On an option out of range, or a singleton group in the data.
 
     Source:
-        arXiv:2501.03262. verl: ``ddof=1, epsilon_mode="variance"``. slime subtracts ``β·k1`` from each token's
+        arXiv:2501.03262. verl: ``ddof=1, epsilon_mode="variance"``. There, a group
+        without spread gets −μ/σ. slime subtracts ``β·k1`` from each token's
         advantage before whitening; that is not this estimator.
 
     Example:
@@ -145,12 +149,17 @@ class ReinforcePlusPlusBaseline(Normalized):
 
     @property
     def columns(self) -> int:
-        """The centred reward, and whether it is scored."""
-        return 2
+        """The centred reward, whether it is scored, and whether its group has any spread."""
+        return 3
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
-        """``[n, 2]``: the centred reward, and whether the sequence is scored. Scope: group."""
+        """``[n, 3]``: centred reward, whether the sequence is scored, whether its group has spread. Scope: group."""
         check_singletons(rollouts, "ReinforcePlusPlusBaseline", self.on_singleton)
         rewards, scored = combined_reward(rollouts, self.weights)
         centred = grpo_estimate(rewards, scored, rollouts, scale="none")
-        return torch.cat([centred, scored.to(centred.dtype)], dim=1)
+        spread = group_any(centred.squeeze(1) != 0, rollouts.groups).unsqueeze(1)
+        return torch.cat([centred, scored.to(centred.dtype), spread.to(centred.dtype)], dim=1)
+
+    def finalize(self, estimate: Tensor, layout: TokenLayout, context: WindowContext) -> Tensor:
+        """Whiten over the window; groups without spread and unscored sequences stay exactly zero."""
+        return torch.where(estimate[:, 2] > 0, Normalized.finalize(self, estimate, layout, context), 0.0)

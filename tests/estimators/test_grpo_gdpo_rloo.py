@@ -16,11 +16,14 @@ from rlobjectives import (
     GRPO,
     RLOO,
     CapabilityError,
+    Combined,
     NonFiniteError,
     Objective,
+    PackedLayout,
     PaddedLayout,
     Rollouts,
     ShapeError,
+    TeacherSignal,
     TrainerFacts,
     reward_matrix,
 )
@@ -376,6 +379,20 @@ class TestRefusals:
         assert "2 weights for 3 rewards" in reasons(GDPO(weights=(1.0, 2.0)), num_rewards=3)
         assert "one optimizer step" in reasons(GRPO(scale="batch"), whole_groups_per_window=False)
         Objective(estimator=GRPO()).check(TrainerFacts(normalize_advantages=True, num_generations=2))
+
+
+def test_combined_refuses_to_lose_a_sequence_without_positions() -> None:
+    """Estimated while padded, packed for the window: the empty answer's reward would leave the statistics."""
+    part = Combined(estimators=(GRPO(scale="batch"), TeacherSignal(coef=0.5)))
+    logprobs = torch.zeros(2, 1, dtype=torch.float64)
+    padded = PaddedLayout(torch.tensor([[True], [False]]))
+    found = part.estimate(
+        rollouts([1.0, 0.0], layout=padded, old_logprobs=logprobs, teacher_logprobs=logprobs)
+    )
+    packed = PackedLayout(torch.tensor([0, 1, 1]), torch.tensor([True]))
+    Objective(estimator=part).freeze([(found, padded)])
+    with pytest.raises(CapabilityError, match="no position at all"):
+        Objective(estimator=part).freeze([(found[0], packed)])
 
 
 def test_the_function_and_the_part_agree() -> None:

@@ -132,7 +132,7 @@ class TestReinforcePlusPlusBaseline:
         scored = torch.tensor([True, True, True, False])
         rollouts = rollouts_of(self.MASK, [1.0, 0.0, 0.5, 99.0], groups=[4] * 4, scored=scored)
         estimator = ReinforcePlusPlusBaseline()
-        close(estimator.estimate(rollouts), [[0.5, 1], [-0.5, 1], [0, 1], [0, 0]])
+        close(estimator.estimate(rollouts), [[0.5, 1, 1], [-0.5, 1, 1], [0, 1, 1], [0, 0, 1]])
         close(final(estimator, rollouts)[3], [0.0, 0.0, 0.0])
         three = rollouts_of(self.MASK[:3], [1.0, 0.0, 0.5], groups=[4] * 3)
         close(final(estimator, rollouts)[:3], final(estimator, three))
@@ -142,6 +142,15 @@ class TestReinforcePlusPlusBaseline:
     def test_a_constant_window_is_exactly_zero(self, reward, size):
         rollouts = rollouts_of([[1, 1]] * size, [reward] * size, groups=[0] * size)
         assert not final(ReinforcePlusPlusBaseline(), rollouts).any()
+
+    def test_a_constant_group_beside_a_live_one_stays_zero_and_still_counts(self):
+        rollouts = rollouts_of([[1, 1]] * 2 + [[1, 1], [1, 0]], [0.7, 0.7, 1.0, 0.0], groups=[0, 0, 1, 1])
+        found = final(ReinforcePlusPlusBaseline(), rollouts)
+        assert not found[:2].any()
+        # Tokens: 0, 0, 0, 0, ½, ½, −½.
+        mean = 0.5 / 7
+        spread = math.sqrt((0.75 - 0.25 / 7) / 7)
+        close(found[2:], [[(0.5 - mean) / spread] * 2, [(-0.5 - mean) / spread, 0.0]])
 
     def test_singletons(self):
         with pytest.raises(CapabilityError, match="single completion"):
