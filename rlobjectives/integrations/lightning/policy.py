@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import time
@@ -10,11 +11,10 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
 from torch import Tensor, nn
 
 from rlobjectives.capabilities import TrainerFacts
-from rlobjectives.checks import check_number, check_positive_int
+from rlobjectives.checks import check_number
 from rlobjectives.distributed import LOCAL, Communicator, synchronize
 from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.lightning import language_models
@@ -22,7 +22,7 @@ from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.mixin import ObjectiveMixin
 from rlobjectives.integrations.lightning.optimizer import make_optimizer
 from rlobjectives.integrations.lightning.prompts import PromptBatch
-from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed, seeded
+from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed
 from rlobjectives.integrations.lightning.rewards import RewardFunction, RewardFunctions
 from rlobjectives.integrations.lightning.sampling import (
     Completions,
@@ -30,8 +30,9 @@ from rlobjectives.integrations.lightning.sampling import (
     sample_completions,
 )
 from rlobjectives.integrations.lightning.scoring import score_sequences
-from rlobjectives.integrations.lightning.transcript import Transcript
-from rlobjectives.integrations.lightning.validation import ValidationScores, measured_values
+from rlobjectives.integrations.lightning.sharding import is_sharded, shard_blocks, whole_weights
+from rlobjectives.integrations.lightning.transcript import Transcript, transcribe
+from rlobjectives.integrations.lightning.validation import CompletionValidation, measured_values
 from rlobjectives.layouts import PaddedLayout
 from rlobjectives.objective import Objective
 from rlobjectives.rollouts import Rollouts
@@ -40,7 +41,7 @@ from rlobjectives.statistics import Mean, Stat, Sum
 __all__ = ["CausalLMPolicy"]
 
 
-class CausalLMPolicy(ObjectiveMixin, LightningModule):
+class CausalLMPolicy(ObjectiveMixin, CompletionValidation, LightningModule):
     """Any causal language model of ``transformers``, trained with an objective on sampled completions.
 
     One step: take the batch's prompts, sample ``num_generations`` completions of each, score them with the
@@ -74,6 +75,8 @@ class CausalLMPolicy(ObjectiveMixin, LightningModule):
         top_k: Tokens kept when sampling; 0 keeps all.
         reference: Keep a frozen copy of the starting policy. None: if the objective needs one. Every rank holds
             it whole; it is no part of the module, so neither sharded, saved nor trained.
+        gather_for_sampling: Under ZeRO-3 and FSDP2, have the whole model on every rank while sampling, which is
+            fast. False gathers layer by layer for every token, for models that do not fit on one device.
         gradient_checkpointing: Recompute activations in the backward to save memory.
         learning_rate: Of AdamW, after the warm-up.
         weight_decay: Of AdamW, on matrices only.
@@ -113,6 +116,7 @@ class CausalLMPolicy(ObjectiveMixin, LightningModule):
         top_p: float = 1.0,
         top_k: int = 0,
         reference: bool | None = None,
+        gather_for_sampling: bool = True,
         gradient_checkpointing: bool = False,
         learning_rate: float = 1e-6,
         weight_decay: float = 0.0,
@@ -144,11 +148,8 @@ class CausalLMPolicy(ObjectiveMixin, LightningModule):
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k
         )
         self.reward_functions = RewardFunctions(rewards)
+        self.gather_for_sampling = gather_for_sampling
         self.max_prompt_tokens = max_prompt_tokens
-        self.accuracy_threshold = accuracy_threshold
-        if val_samples != 0:
-            check_positive_int("val_samples (0 draws none)", val_samples)
-        self.val_samples = val_samples
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
         self.betas = betas
@@ -179,10 +180,8 @@ class CausalLMPolicy(ObjectiveMixin, LightningModule):
         if gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
         self.last_rollout: Transcript | None = None
-        self.last_validation: Transcript | None = None
-        self.validation_history: list[tuple[int, dict[str, float]]] = []
         self._rollout_statistics: dict[str, Stat] = {}
-        self._validation = ValidationScores(accuracy_threshold)
+        self.prepare_validation(accuracy_threshold=accuracy_threshold, val_samples=val_samples)
 
     # What the trainer asks.
 
@@ -213,18 +212,8 @@ class CausalLMPolicy(ObjectiveMixin, LightningModule):
 
     def configure_model(self) -> None:
         """Shard block by block where the strategy wants the module to do it itself (FSDP2)."""
-        mesh = self.device_mesh
-        if mesh is None:
-            return
-        from torch.distributed.fsdp import FSDPModule, fully_shard
-
-        if isinstance(self.model, FSDPModule):
-            return
-        blocks = set(getattr(self.model, "_no_split_modules", None) or ())
-        for part in list(self.model.modules()):
-            if type(part).__name__ in blocks:
-                fully_shard(part, mesh=mesh["data_parallel"])
-        fully_shard(self.model, mesh=mesh["data_parallel"])
+        if self.device_mesh is not None:
+            shard_blocks(self.model, self.device_mesh["data_parallel"])
 
     # The rollout and the scoring forward.
 
@@ -238,9 +227,9 @@ class CausalLMPolicy(ObjectiveMixin, LightningModule):
             ``len(batch) × num_generations`` sequences, a prompt's completions side by side.
         """
         repeats = batch.num_generations
-        prompt_ids, prompt_mask = self._encode(batch.prompts, repeats)
+        prompt_ids, prompt_mask = self.encode(batch.prompts, repeats)
         completions = self.complete(prompt_ids, prompt_mask)
-        transcript = self._transcribe(batch, completions, repeats)
+        transcript = self.transcribe(batch, completions, repeats)
         self.last_rollout = transcript
         self._rollout_statistics = {
             "rollout/accuracy": transcript.accuracy(self.accuracy_threshold),
@@ -276,16 +265,18 @@ class CausalLMPolicy(ObjectiveMixin, LightningModule):
             prompt_mask: ``[n, p]``, 1 on real tokens.
             greedy: Take the most probable token instead of drawing one.
         """
-        return sample_completions(
-            self.model,
-            prompt_ids,
-            prompt_mask,
-            self.sampling,
-            eos_ids=torch.tensor(self.end_ids, device=self.device),
-            pad_id=self.tokenizer.pad_token_id,
-            greedy=greedy,
-            communicator=Communicator.world() if self._weights_are_sharded() else LOCAL,
-        )
+        once = self.gather_for_sampling
+        with whole_weights(self.model) if once else contextlib.nullcontext(self.model) as model:
+            return sample_completions(
+                model,
+                prompt_ids,
+                prompt_mask,
+                self.sampling,
+                eos_ids=torch.tensor(self.end_ids, device=self.device),
+                pad_id=self.tokenizer.pad_token_id,
+                greedy=greedy,
+                communicator=Communicator.world() if is_sharded(model) and not once else LOCAL,
+            )
 
     def score(self, micro_batch: Experience) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities of a micro-batch, and entropies where the objective needs them."""
@@ -302,13 +293,7 @@ class CausalLMPolicy(ObjectiveMixin, LightningModule):
         ]
         return torch.cat(parts).float()
 
-    def _weights_are_sharded(self) -> bool:
-        strategy = self.trainer.strategy if self._trainer is not None else None
-        if isinstance(strategy, DeepSpeedStrategy):
-            return bool(strategy.zero_stage_3)
-        return isinstance(strategy, ModelParallelStrategy)
-
-    # Training and validation steps.
+    # The training step.
 
     def training_step(self, batch: PromptBatch, batch_idx: int = 0) -> None:
         """One rollout and its optimizer steps, with what people watch about the rollout."""
@@ -318,27 +303,8 @@ class CausalLMPolicy(ObjectiveMixin, LightningModule):
         metrics["time/tokens_per_second"] = metrics.pop("rollout/tokens") / (time.perf_counter() - started)
         self.log_dict(metrics, batch_size=1)
 
-    def validation_step(self, batch: PromptBatch, batch_idx: int = 0) -> None:
-        """Complete the prompts greedily, and by sampling if asked to, and score the completions."""
-        # Drawn from a seed of their own, so that validating does not change what training draws.
-        with seeded(derive_seed(base_seed(self.seed), "validation", batch_idx, self.global_rank)):
-            greedy = self._transcribe(batch, self.complete(*self._encode(batch.prompts), greedy=True))
-            self.last_validation = greedy
-            self._validation.add("val", greedy, batch.counted)
-            if self.val_samples:
-                prompts = self._encode(batch.prompts, self.val_samples)
-                drawn = self._transcribe(batch, self.complete(*prompts), self.val_samples)
-                counted = [flag for flag in batch.counted for _ in range(self.val_samples)]
-                self._validation.add("val/sampled", drawn, counted)
-
-    def on_validation_epoch_end(self) -> None:
-        """Merge all batches and ranks, and log."""
-        metrics = self._validation.finish(Communicator.world())
-        self.log_dict(metrics, batch_size=1)
-        if metrics:
-            self.validation_history.append((int(self.trainer.global_step), metrics))
-
-    def _encode(self, prompts: Sequence[Any], repeats: int = 1) -> tuple[Tensor, Tensor]:
+    def encode(self, prompts: Sequence[Any], repeats: int = 1) -> tuple[Tensor, Tensor]:
+        """Token ids and mask of prompts ``[n, p]``, padded on the left, each prompt `repeats` times."""
         ids, mask = language_models.encode_prompts(
             self.tokenizer, list(prompts), max_tokens=self.max_prompt_tokens
         )
@@ -347,19 +313,13 @@ class CausalLMPolicy(ObjectiveMixin, LightningModule):
             mask.to(self.device).repeat_interleave(repeats, 0),
         )
 
-    def _transcribe(self, batch: PromptBatch, completions: Completions, repeats: int = 1) -> Transcript:
+    def transcribe(self, batch: PromptBatch, completions: Completions, repeats: int = 1) -> Transcript:
         """Text and scores of completions."""
-        ended = torch.isin(completions.ids, torch.tensor(self.end_ids, device=completions.ids.device))
-        lengths = completions.mask.sum(1).tolist()
-        rows = [row[:length] for row, length in zip(completions.ids.tolist(), lengths, strict=True)]
-        texts = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
-        prompts = [prompt for prompt in batch.prompts for _ in range(repeats)]
-        rewards, scored, names = self.reward_functions(prompts, texts, batch.columns(repeats))
-        return Transcript(
-            prompts=prompts,
-            completions=texts,
-            rewards=rewards,
-            scored=scored,
-            reward_names=names,
-            ended=(ended & completions.mask).any(1).cpu(),
+        return transcribe(
+            batch,
+            completions,
+            tokenizer=self.tokenizer,
+            end_ids=self.end_ids,
+            reward_functions=self.reward_functions,
+            repeats=repeats,
         )

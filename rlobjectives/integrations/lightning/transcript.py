@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from rlobjectives.integrations.lightning.prompts import PromptBatch
+from rlobjectives.integrations.lightning.rewards import RewardFunctions
+from rlobjectives.integrations.lightning.sampling import Completions
 from rlobjectives.statistics import Mean
 
-__all__ = ["Transcript"]
+__all__ = ["Transcript", "transcribe"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,3 +67,38 @@ class Transcript:
                 }
             )
         return found
+
+
+def transcribe(
+    batch: PromptBatch,
+    completions: Completions,
+    *,
+    tokenizer: Any,
+    end_ids: Sequence[int],
+    reward_functions: RewardFunctions,
+    repeats: int,
+) -> Transcript:
+    """Text and scores of completions.
+
+    Args:
+        batch: The prompts, and the data's other columns for the reward functions.
+        completions: `repeats` of each prompt, side by side.
+        tokenizer: Turns ids into text.
+        end_ids: Ids that end a completion.
+        reward_functions: Score the texts.
+        repeats: Completions of each prompt.
+    """
+    ended = torch.isin(completions.ids, torch.tensor(end_ids, device=completions.ids.device))
+    lengths = completions.mask.sum(1).tolist()
+    rows = [row[:length] for row, length in zip(completions.ids.tolist(), lengths, strict=True)]
+    texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
+    prompts = [prompt for prompt in batch.prompts for _ in range(repeats)]
+    rewards, scored, names = reward_functions(prompts, texts, batch.columns(repeats))
+    return Transcript(
+        prompts=prompts,
+        completions=texts,
+        rewards=rewards,
+        scored=scored,
+        reward_names=names,
+        ended=(ended & completions.mask).any(1).cpu(),
+    )

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlobjectives.checks import check_positive_int
 from rlobjectives.distributed import Communicator, synchronize
+from rlobjectives.integrations.lightning.engine import make_engine
+from rlobjectives.integrations.lightning.prompts import PromptBatch
+from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed, seeded
 from rlobjectives.integrations.lightning.transcript import Transcript
 from rlobjectives.statistics import Mean, Stat
 
-__all__ = ["ValidationScores", "measured_values"]
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule
+
+    _Base = LightningModule
+else:
+    _Base = object
+
+__all__ = ["CompletionValidation", "ValidationScores", "measured_values"]
 
 
 class ValidationScores:
@@ -45,6 +57,49 @@ class ValidationScores:
         """Merge over ranks, in one collective, and start anew; equal on every rank."""
         found, self._found = self._found, {}
         return measured_values(synchronize(found, communicator)) if found else {}
+
+
+class CompletionValidation(_Base):
+    """The validation of a module that completes prompts: greedily, and by drawing if asked to.
+
+    The module supplies `encode`, `complete` and `transcribe`; see `CausalLMPolicy` for what is logged.
+    """
+
+    seed: int | None
+    encode: Any
+    complete: Any
+    transcribe: Any
+
+    def prepare_validation(self, *, accuracy_threshold: float, val_samples: int) -> None:
+        """Set what to measure; called by the module's ``__init__``."""
+        if val_samples != 0:
+            check_positive_int("val_samples (0 draws none)", val_samples)
+        self.accuracy_threshold = accuracy_threshold
+        self.val_samples = val_samples
+        self.last_validation: Transcript | None = None
+        self.validation_history: list[tuple[int, dict[str, float]]] = []
+        self._validation = ValidationScores(accuracy_threshold)
+
+    def validation_step(self, batch: PromptBatch, batch_idx: int = 0) -> None:
+        """Complete the prompts, and score the completions."""
+        make_engine(self).settle()
+        # Drawn from a seed of their own, so that validating does not change what training draws.
+        with seeded(derive_seed(base_seed(self.seed), "validation", batch_idx, self.global_rank)):
+            greedy = self.transcribe(batch, self.complete(*self.encode(batch.prompts), greedy=True))
+            self.last_validation = greedy
+            self._validation.add("val", greedy, batch.counted)
+            if self.val_samples:
+                prompts = self.encode(batch.prompts, self.val_samples)
+                drawn = self.transcribe(batch, self.complete(*prompts), self.val_samples)
+                counted = [flag for flag in batch.counted for _ in range(self.val_samples)]
+                self._validation.add("val/sampled", drawn, counted)
+
+    def on_validation_epoch_end(self) -> None:
+        """Merge all batches and ranks, and log."""
+        metrics = self._validation.finish(Communicator.world())
+        self.log_dict(metrics, batch_size=1)
+        if metrics:
+            self.validation_history.append((int(self.trainer.global_step), metrics))
 
 
 def measured_values(statistics: Mapping[str, Stat]) -> dict[str, float]:

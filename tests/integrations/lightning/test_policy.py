@@ -73,7 +73,7 @@ def test_truncated_sampling_reports_the_truncated_distribution(folder):
 
 def test_greedy_completions_are_those_of_transformers(folder):
     module = policy(folder)
-    ids, mask = module._encode(UNEVEN)
+    ids, mask = module.encode(UNEVEN)
     found = module.complete(ids, mask, greedy=True)
     expected = module.model.generate(
         input_ids=ids, attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=15
