@@ -1,6 +1,6 @@
 """The demo's first phase: teach a small model to answer, deliberately badly.
 
-Of the answers it learns from, 40 % are wrong and half are badly formatted. It starts mediocre, not blank, and
+Of the answers it learns from, most are wrong and half are badly formatted. It starts mediocre, not blank, and
 reinforcement learning has something to select from.
 """
 
@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from examples import arithmetic
+from examples import spelling
 
-WRONG_FRACTION = 0.4
+UNCHANGED_FRACTION = 0.4
+SWAPPED_FRACTION = 0.25
 BADLY_FORMATTED_FRACTION = 0.5
 MODEL = {
     "hidden_size": 96,
@@ -28,13 +29,17 @@ MODEL = {
 
 
 def mediocre_answer(answer: str, source: random.Random) -> str:
-    """An answer that is often wrong and often badly formatted."""
-    number = int(answer)
-    if source.random() < WRONG_FRACTION:
-        number += source.choice([-3, -2, -1, 1, 2, 3])
+    """An answer that is often wrong (not reversed, or two letters swapped) and often badly formatted."""
+    letters, draw = list(answer), source.random()
+    if draw < UNCHANGED_FRACTION:
+        letters.reverse()
+    elif draw < UNCHANGED_FRACTION + SWAPPED_FRACTION:
+        place = source.randrange(len(letters) - 1)
+        letters[place], letters[place + 1] = letters[place + 1], letters[place]
+    shape = "[{}]"
     if source.random() < BADLY_FORMATTED_FRACTION:
-        return source.choice(["{}", "[{}", "{}]", "={}"]).format(number)
-    return f"[{number}]"
+        shape = source.choice(["{}", "[{}", "{}]", "={}"])
+    return shape.format("".join(letters))
 
 
 def make_mediocre_model(folder: Path, *, seed: int, steps: int, batch_size: int = 32) -> None:
@@ -44,13 +49,13 @@ def make_mediocre_model(folder: Path, *, seed: int, steps: int, batch_size: int 
         folder: Where to save.
         seed: Seeds weights, data order and mistakes.
         steps: Optimizer steps.
-        batch_size: Sums in a step.
+        batch_size: Words in a step.
     """
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
     source = random.Random(seed)  # mistakes, not secrets
-    arithmetic.save_tokenizer(folder)
+    spelling.save_tokenizer(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="right")
     ids = {name: getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
     config = LlamaConfig(
@@ -59,8 +64,7 @@ def make_mediocre_model(folder: Path, *, seed: int, steps: int, batch_size: int 
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=steps, pct_start=0.1)
-    rows = arithmetic.prompts("train")
-    prompt_tokens = 1 + len(rows[0]["prompt"])  # all prompts have the same length
+    rows = spelling.prompts("train")
     for _ in tqdm(range(steps), desc="supervised", unit="step"):
         chosen = source.choices(rows, k=batch_size)
         texts = [
@@ -68,7 +72,8 @@ def make_mediocre_model(folder: Path, *, seed: int, steps: int, batch_size: int 
         ]
         batch = tokenizer(texts, padding=True, return_tensors="pt")
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
-        labels[:, :prompt_tokens] = -100
+        for row, label in zip(chosen, labels, strict=True):
+            label[: 1 + len(row["prompt"])] = -100  # the answer is learned, not the word
         loss = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels).loss
         loss.backward()
         optimizer.step()

@@ -1,0 +1,223 @@
+"""Collecting the micro-batches of a window, and freezing what is known of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlobjectives.distributed.communicator import Communicator
+from rlobjectives.distributed.synchronize import Fault, exchange
+from rlobjectives.errors import WindowError
+from rlobjectives.estimators.base import Estimator
+from rlobjectives.layouts import TokenLayout
+from rlobjectives.losses.base import TokenPart
+from rlobjectives.rollouts import Rollouts
+from rlobjectives.statistics import Stat, Sum, fold
+from rlobjectives.tokens import TokenBatch
+from rlobjectives.window.micro_batches import (
+    COUNTS,
+    bad_entries,
+    check_estimate,
+    collect,
+    count_statistics,
+    own_part,
+    readable,
+)
+from rlobjectives.window.window import Window
+
+if TYPE_CHECKING:
+    from rlobjectives.objective import Objective
+
+__all__ = ["WindowBuilder"]
+
+_PREPASS_COLUMNS = ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs")
+
+
+class WindowBuilder:
+    """Collects the micro-batches of one optimizer step on this rank.
+
+    Whatever goes wrong on one rank between here and `freeze` is kept and raised by `freeze` on *all*
+    ranks, so that nobody waits for a rank that is gone.
+
+    Args:
+        objective: The parts.
+        communicator: The ranks of the window.
+    """
+
+    def __init__(self, objective: Objective, communicator: Communicator) -> None:
+        self.objective = objective
+        self.communicator = communicator
+        self._micro_batches: list[tuple[Tensor, TokenLayout]] = []
+        self._prepass: list[TokenBatch] = []
+        self._fault = Fault()
+        self._frozen = False
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Run code of this rank (scoring, estimating); an exception is raised by `freeze` on all ranks."""
+        try:
+            yield
+        except Exception as error:  # kept, never dropped: freeze() raises it
+            self._fault.note(error)
+
+    def estimate(self, rollouts: Rollouts) -> Tensor:
+        """The estimator's raw advantages; on failure zeros, and `freeze` raises on all ranks."""
+        with self.guard():
+            return self.objective.estimator.estimate(rollouts)
+        return torch.zeros(rollouts.num_sequences, dtype=torch.float64, device=rollouts.rewards.device)
+
+    def add(self, *, estimate: Tensor, layout: TokenLayout) -> None:
+        """Add one micro-batch.
+
+        Args:
+            estimate: The micro-batch's rows of the estimate: ``[n]`` (``[n, k]``), or shaped like the mask
+                for a token-level estimator.
+            layout: Where its tokens lie.
+        """
+        if self._frozen:
+            raise WindowError("This window is frozen. Open a new one with objective.window() for each step.")
+        with self.guard():
+            check_estimate(self.objective.estimator, estimate, layout)
+            self._count_faults(estimate, layout)
+            layout = own_part(layout, self.communicator)
+            self._micro_batches.append((estimate.detach(), layout))
+
+    def add_prepass(self, tokens: TokenBatch) -> None:
+        """Add the log-probabilities of the micro-batch last added, for a loss that needs them up front.
+
+        Args:
+            tokens: Its columns; advantages may be missing, the window fills them in.
+        """
+        with self.guard():
+            if len(self._prepass) + 1 != len(self._micro_batches):
+                raise WindowError(
+                    f"add_prepass was called for micro-batch {len(self._prepass)}, but "
+                    f"{len(self._micro_batches)} were added. Call add, then add_prepass, for each in turn."
+                )
+            for name in dict.fromkeys((*_PREPASS_COLUMNS, *self.objective.columns())):
+                column: Tensor | None = getattr(tokens, name)
+                if column is not None:
+                    mask = readable(self.objective, tokens, name)
+                    self._fault.counts[len(self._prepass), name] = bad_entries(column, mask)
+            self._prepass.append(tokens.detach())
+
+    def freeze(self) -> Window:
+        """Exchange all statistics in one collective and fix them.
+
+        A second collective runs only where one statistic needs another's result
+        (`TokenTerm.prepass_rounds`, `TokenTerm.prepass_reads_advantages`).
+
+        Raises:
+            RLObjectivesError: Whatever went wrong on any rank, on all ranks at this point.
+        """
+        self._frozen = True
+        objective, communicator = self.objective, self.communicator
+        prepass = {
+            scope: part for scope, part in objective.token_parts().items() if part.required().needs_prepass
+        }
+        shrinking = {scope: part for scope, part in prepass.items() if part.shrinks_denominator}
+        with self.guard():
+            if prepass and len(self._prepass) != len(self._micro_batches):
+                raise WindowError(
+                    f"{objective.name} reads the whole window's log-probabilities before its losses, but "
+                    f"{len(self._prepass)} of {len(self._micro_batches)} micro-batches came with them. "
+                    "Call add_prepass(tokens) after each add()."
+                )
+        window = Window(objective, communicator, {}, 0)
+        start = {scope: int(_waits(part, objective.estimator)) for scope, part in prepass.items()}
+        # Which tokens stay is known once the last round of the parts that drop any is over.
+        rounds = {
+            scope: part.prepass_rounds * bool(part.declared_statistics()) for scope, part in prepass.items()
+        }
+        counting = max([start[scope] + rounds[scope] for scope in shrinking], default=0)
+        last = max([counting, *(start[scope] + rounds[scope] - 1 for scope in prepass)])
+        statistics: dict[str, Stat] = {}
+        for step in range(last + 1):
+            outgoing = self._window_statistics() if step == 0 else {}
+            for scope, part in prepass.items():
+                turn = step - start[scope]
+                if 0 <= turn < rounds[scope]:
+                    outgoing.update(self._prepass_statistics(scope, part, window, turn))
+            if shrinking and step == counting:
+                outgoing.update(self._kept_statistics(shrinking.values(), window))
+            outcome = exchange(
+                outgoing, communicator, fault=self._fault, micro_batches=len(self._micro_batches)
+            )
+            statistics.update(outcome.statistics)
+            window = Window(objective, communicator, statistics, outcome.micro_batches)
+        return window
+
+    def _device(self) -> torch.device:
+        if self._micro_batches:
+            return self._micro_batches[0][1].device
+        return self.communicator.device or torch.device("cpu")
+
+    def _window_statistics(self) -> dict[str, Stat]:
+        estimator, reduction = self.objective.estimator, self.objective.reduction
+        collected: dict[str, list[Stat]] = {f"window/{name}": [] for name in COUNTS}
+        kinds: dict[str, type[Stat]] = dict.fromkeys(collected, Sum)
+        for scope, part in (("estimator", estimator), ("reduction", reduction)):
+            for name, kind in part.declared_statistics().items():
+                collected[f"{scope}/{name}"], kinds[f"{scope}/{name}"] = [], kind
+        with self.guard():
+            for estimate, layout in self._micro_batches:
+                found: dict[str, Stat] = count_statistics(layout)
+                for scope, stats in (
+                    ("estimator", estimator.statistics(estimate, layout)),
+                    ("reduction", reduction.statistics(layout)),
+                ):
+                    found.update({f"{scope}/{name}": stat for name, stat in stats.items()})
+                collect(collected, kinds, found)
+        return {name: fold(kinds[name], collected[name], self._device()) for name in kinds}
+
+    def _prepass_statistics(self, scope: str, part: TokenPart, window: Window, turn: int) -> dict[str, Stat]:
+        kinds = {f"{scope}/{name}": kind for name, kind in part.round_statistics(turn).items()}
+        collected: dict[str, list[Stat]] = {name: [] for name in kinds}
+        with self.guard():
+            for position, (estimate, layout) in enumerate(self._micro_batches):
+                ready = self._prepass[position]
+                if part.prepass_reads_advantages:
+                    ready = self._with_advantages(position, ready, estimate, layout, window)
+                found = part.statistics(ready, window.context(scope, turn))
+                collect(collected, kinds, {f"{scope}/{name}": stat for name, stat in found.items()})
+        return {name: fold(kind, collected[name], self._device()) for name, kind in kinds.items()}
+
+    def _with_advantages(
+        self, position: int, tokens: TokenBatch, estimate: Tensor, layout: TokenLayout, window: Window
+    ) -> TokenBatch:
+        advantages = window.advantages(estimate, layout)
+        self._fault.counts[position, "advantages"] = bad_entries(advantages, layout.mask)
+        return window.shaped(tokens.replace(advantages=advantages))
+
+    def _kept_statistics(self, shrinking: Iterable[TokenPart], window: Window) -> dict[str, Stat]:
+        reduction = self.objective.reduction
+        kinds: dict[str, type[Stat]] = {f"kept/window/{name}": Sum for name in COUNTS}
+        kinds.update({f"kept/{name}": kind for name, kind in reduction.declared_statistics().items()})
+        collected: dict[str, list[Stat]] = {name: [] for name in kinds}
+        with self.guard():
+            for position, (estimate, whole) in enumerate(self._micro_batches):
+                ready = self._prepass[position].replace(layout=whole)
+                if any(part.prepass_reads_advantages for part in shrinking):
+                    ready = self._with_advantages(position, ready, estimate, whole, window)
+                layout = window.kept_layout(ready)
+                found = {f"kept/{name}": stat for name, stat in reduction.statistics(layout).items()}
+                found.update({f"kept/{name}": stat for name, stat in count_statistics(layout).items()})
+                collect(collected, kinds, found)
+        return {name: fold(kinds[name], collected[name], self._device()) for name in kinds}
+
+    def _count_faults(self, estimate: Tensor, layout: TokenLayout) -> None:
+        # Judged in float32, the precision advantages are used in: 1e300 is not finite there.
+        mask = layout.mask if self.objective.estimator.token_level else layout.sequence_mask()
+        if estimate.dim() > mask.dim():
+            mask = mask.unsqueeze(-1).expand_as(estimate)
+        self._fault.counts[len(self._micro_batches), "estimate"] = bad_entries(estimate.float(), mask)
+
+
+def _waits(part: TokenPart, estimator: Estimator) -> bool:
+    # Without statistics of its own an estimator has nothing to wait for; one that reads the window's counts all
+    # the same gets NaN from them, and its advantages are counted as a fault.
+    return part.prepass_reads_advantages and bool(estimator.declared_statistics())

@@ -1,0 +1,83 @@
+"""What the builder, the window and the summary ask of one micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlobjectives.checks import nonfinite_count
+from rlobjectives.distributed.communicator import Communicator
+from rlobjectives.errors import ShapeError, WindowError
+from rlobjectives.estimators.base import Estimator
+from rlobjectives.layouts import TokenLayout
+from rlobjectives.statistics import Stat, Sum
+from rlobjectives.tokens import TokenBatch
+
+if TYPE_CHECKING:
+    from rlobjectives.objective import Objective
+
+COUNTS = ("tokens", "sequences", "nonempty_sequences")
+"""What a window counts; the statistics are named ``window/…``."""
+
+
+def check_estimate(estimator: Estimator, estimate: Tensor, layout: TokenLayout) -> None:
+    """Refuse an estimate that has not one row a sequence, or one entry a token."""
+    name = f"{type(estimator).__name__} estimate"
+    if estimator.token_level:
+        layout.check_columns(name, estimate)
+    elif estimate.dim() not in (1, 2) or estimate.shape[0] != layout.num_sequences:
+        raise ShapeError(
+            f"{name} has shape {list(estimate.shape)}; expected [{layout.num_sequences}] or "
+            f"[{layout.num_sequences}, k], one row a sequence of the layout. Pass estimate[rows] with the "
+            "layout of the same rows."
+        )
+
+
+def own_part(layout: TokenLayout, communicator: Communicator) -> TokenLayout:
+    """The layout as this rank may count it."""
+    # Under context parallelism nobody may take the tokens at hand for the whole sequence, and one rank counts it.
+    if communicator.context_group is None:
+        return layout
+    if not communicator.owns_sequences:
+        layout = layout.with_facts(sequence_mask=torch.zeros_like(layout.sequence_mask()))
+    return layout.as_shard()
+
+
+def count_statistics(layout: TokenLayout) -> dict[str, Stat]:
+    """The counts that every window knows."""
+    counted = layout.sequence_mask()
+    return {
+        "window/tokens": Sum.of(layout.mask),
+        "window/sequences": Sum.of(counted),
+        "window/nonempty_sequences": Sum.of(counted & (layout.token_counts() > 0)),
+    }
+
+
+def readable(objective: Objective, tokens: TokenBatch, name: str) -> Tensor:
+    """Tokens at which a column must be finite."""
+    # All counted ones, unless a part takes unknown ones upon itself.
+    known = tokens.known(name) if name in objective.tolerated() else None
+    return tokens.layout.mask if known is None else tokens.layout.mask & known
+
+
+def bad_entries(column: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """How many entries under the mask are not finite, and how many there are."""
+    total = mask.sum()
+    return nonfinite_count(column.detach(), mask), total
+
+
+def collect(
+    collected: dict[str, list[Stat]], kinds: Mapping[str, type[Stat]], found: Mapping[str, Stat]
+) -> None:
+    """Append statistics to those of their name, if they are of the declared kind."""
+    for name, stat in found.items():
+        if kinds.get(name) is not type(stat):
+            declared = getattr(kinds.get(name), "__name__", "nothing")
+            raise WindowError(
+                f"statistic {name!r} is a {type(stat).__name__}, but {declared} was declared. Declare every "
+                "statistic and metric of a part (window_statistics, metrics), with its kind."
+            )
+        collected[name].append(stat)

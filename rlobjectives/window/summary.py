@@ -1,0 +1,102 @@
+"""What the losses of a window report, merged over its micro-batches and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlobjectives.distributed.communicator import Communicator
+from rlobjectives.distributed.synchronize import Fault, exchange
+from rlobjectives.errors import WindowError
+from rlobjectives.statistics import Mean, Stat, fold
+from rlobjectives.window.micro_batches import collect
+
+if TYPE_CHECKING:
+    from rlobjectives.objective import Objective
+
+__all__ = ["ObjectiveOutput", "summarize"]
+
+_SEEN = "window/seen"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveOutput:
+    """What one micro-batch gives.
+
+    Attributes:
+        loss: 0-d; this micro-batch's share of the window's loss. Multiply by the gradient scale and call
+            ``backward`` once.
+        metrics: Statistics of this micro-batch, merged by `Window.summarize`.
+        tokens: How many of its tokens counted, 0-d.
+        faults: Non-finite and counted entries of each column that was read; `Window.summarize` raises on
+            them.
+    """
+
+    loss: Tensor
+    metrics: dict[str, Stat]
+    tokens: Tensor
+    faults: dict[str, tuple[Tensor, Tensor]] = field(repr=False, default_factory=dict)
+
+
+def summarize(
+    objective: Objective,
+    communicator: Communicator,
+    counts: Mapping[str, Tensor],
+    outputs: Iterable[ObjectiveOutput],
+    extra: Mapping[str, Stat],
+) -> dict[str, float]:
+    """See `Window.summarize`.
+
+    Args:
+        objective: Declares the metrics.
+        communicator: The ranks of the window.
+        counts: What the window counted when it was frozen.
+        outputs: Of every micro-batch of this rank.
+        extra: More statistics to report.
+    """
+    fault = Fault()
+    collected: dict[str, list[Stat]] = {name: [] for name in objective.metric_kinds()}
+    kinds = dict(objective.metric_kinds())
+    collected[_SEEN], kinds[_SEEN] = [], Mean
+    device = counts["tokens"].device
+    try:
+        for position, output in enumerate(outputs):
+            collect(collected, kinds, output.metrics)
+            collected[_SEEN].append(Mean(torch.stack([output.tokens, torch.ones_like(output.tokens)])))
+            for name, found in output.faults.items():
+                fault.counts[position, name] = found
+        if taken := set(extra) & set(collected):
+            raise WindowError(
+                f"extra holds {sorted(taken)}, which the objective reports itself. Rename them."
+            )
+    except Exception as error:  # raised by the exchange, on all ranks
+        fault.note(error)
+    for name, stat in extra.items():
+        collected[name], kinds[name] = [stat] * communicator.owns_sequences, type(stat)
+    merged = {name: fold(kind, collected[name], device) for name, kind in kinds.items()}
+    result = exchange(merged, communicator, fault=fault).statistics
+    _check_seen(result.pop(_SEEN), counts["tokens"])
+    labels = ["window/tokens", "window/sequences"]
+    numbers = [counts["tokens"], counts["sequences"]]
+    measured = [torch.ones_like(number, dtype=torch.bool) for number in numbers]
+    for name, stat in result.items():
+        report = stat.report(name)
+        labels += report
+        numbers += report.values()
+        measured += [stat.measured] * len(report)
+    values = torch.stack([number.to(device) for number in numbers]).tolist()
+    kept = torch.stack([flag.to(device) for flag in measured]).tolist()
+    return {label: value for label, value, keep in zip(labels, values, kept, strict=True) if keep}
+
+
+def _check_seen(seen: Stat, expected: Tensor) -> None:
+    (tokens, losses), counted = seen.row.tolist(), float(expected)
+    if losses and tokens != counted:
+        raise WindowError(
+            f"the losses saw {tokens:,.0f} tokens, but the window was frozen with {counted:,.0f}, so every weight "
+            "is wrong. Hand summarize() the output of every micro-batch once, and change no mask after freeze()."
+        )
