@@ -8,31 +8,52 @@ float32 for training. On two CPU cores a step takes many seconds; `smollm2_gdpo.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+HELD_OUT = 48
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that `examples` is found, wherever this is run from
 
 
-def prompts(part: str, limit: int | None = None) -> list[dict[str, Any]]:
-    """The sums of `examples.arithmetic`, as chats."""
-    from examples import arithmetic
+@functools.cache
+def task() -> Any:
+    """The ``chain_sum`` task: sums and differences of two digits, such as ``4 - 9``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # of packages that reasoning-gym imports
+        import reasoning_gym
 
-    rows = arithmetic.prompts(part, limit)
-    return [
-        {
-            "prompt": [{"role": "user", "content": f"What is {row['prompt'].rstrip('=')}? Only the number."}],
-            "answer": row["answer"],
+    return reasoning_gym.create_dataset(
+        "chain_sum", size=4_000, seed=0, min_terms=2, max_terms=2, min_digits=1, max_digits=1
+    )
+
+
+def prompts(part: str, limit: int | None = None) -> list[dict[str, Any]]:
+    """Sums as chats; no sum is in both parts.
+
+    Args:
+        part: ``"train"`` or ``"held_out"``.
+        limit: Most rows; None takes all.
+    """
+    rows = {
+        entry["metadata"]["expression"]: {
+            "prompt": [
+                {"role": "user", "content": f"What is {entry['metadata']['expression']}? Only the number."}
+            ],
+            "answer": entry["answer"],
         }
-        for row in rows
-    ]
+        for entry in task()
+    }
+    each = list(rows.values())
+    return (each[HELD_OUT:] if part == "train" else each[:HELD_OUT])[:limit]
 
 
 def correct(
@@ -40,8 +61,6 @@ def correct(
 ) -> list[float | None]:
     """1 if reasoning-gym's verifier accepts the last integer, else 0; no score where there is none."""
     del prompts, columns
-    from examples.arithmetic import task
-
     scores: list[float | None] = []
     for completion, expected in zip(completions, answer, strict=True):
         numbers = re.findall(r"-?\d+", completion)

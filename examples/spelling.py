@@ -1,4 +1,4 @@
-"""Words to spell backward, from reasoning-gym: prompts, rewards and a character tokenizer.
+"""Words to spell backward, from reasoning-gym: prompts and rewards.
 
 ``sun=`` is to be answered ``[nus]``. The YAML files beside this one name `prompts`, `correct` and `bracketed` by
 dotted path.
@@ -12,7 +12,6 @@ import re
 import string
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 CHARACTERS = string.ascii_lowercase + "=[]"
@@ -69,19 +68,3 @@ def bracketed(prompts: Sequence[str], completions: Sequence[str], **columns: Any
     """1 if the completion is letters in square brackets and nothing else, else 0."""
     del prompts, columns
     return [1.0 if re.fullmatch(r"\[[a-z]+\]", completion) else 0.0 for completion in completions]
-
-
-def save_tokenizer(folder: Path) -> None:
-    """Write a tokenizer with one token a character, 32 in all, where `AutoTokenizer` finds it."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
-    vocabulary = {text: number for number, text in enumerate([*CHARACTERS, *names.values()])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=names["pad_token"]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", vocabulary["<bos>"])]
-    )
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)

@@ -13,6 +13,7 @@ import torch
 from tqdm import tqdm
 
 from examples import spelling
+from examples.characters import save_tokenizer
 
 UNCHANGED_FRACTION = 0.4
 SWAPPED_FRACTION = 0.25
@@ -55,7 +56,7 @@ def make_mediocre_model(folder: Path, *, seed: int, steps: int, batch_size: int 
 
     torch.manual_seed(seed)
     source = random.Random(seed)  # mistakes, not secrets
-    spelling.save_tokenizer(folder)
+    save_tokenizer(folder, spelling.CHARACTERS)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="right")
     ids = {name: getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
     config = LlamaConfig(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rlobjectives.capabilities import TrainerFacts
@@ -13,6 +13,7 @@ from rlobjectives.checks import check_number, check_positive_int
 from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.lightning.engine import Engine, configure, engine_type, make_engine
 from rlobjectives.integrations.lightning.experience import Experience
+from rlobjectives.integrations.lightning.forward_state import dropouts, forward_side_effects
 from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed, seeded
 from rlobjectives.integrations.lightning.rollout_round import Round
 from rlobjectives.objective import Objective
@@ -28,14 +29,6 @@ else:
 __all__ = ["ObjectiveMixin"]
 
 _CHECKPOINT_KEY = "rlobjectives"
-_DROPOUT_LAYERS = (
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-)
 
 
 class ObjectiveMixin(_Base):
@@ -190,9 +183,9 @@ class ObjectiveMixin(_Base):
             normalize_advantages=self.normalize_advantages,
             can_prepass=True,
             old_logprobs="recomputed",
-            dropout=0.0 if self.disable_dropout else max(_dropouts(self), default=0.0),
+            dropout=0.0 if self.disable_dropout else max(dropouts(self), default=0.0),
             whole_groups_per_window=True,
-            forward_side_effects=_forward_side_effects(self),
+            forward_side_effects=forward_side_effects(self),
         )
 
     # What the mixin does.
@@ -301,27 +294,6 @@ class ObjectiveMixin(_Base):
                     "Choose a scheduler that needs none."
                 )
             if self.disable_dropout:
-                _dropouts(self, disable=True)
+                dropouts(self, disable=True)
             self._engine = make_engine(self)
         return self._engine
-
-
-def _dropouts(module: nn.Module, *, disable: bool = False) -> list[float]:
-    """Every dropout probability that is on, in dropout layers and in layers that keep it as a number."""
-    found: list[float] = []
-    for part in module.modules():
-        names = [name for name in vars(part) if "dropout" in name]
-        for name in ["p", *names] if isinstance(part, _DROPOUT_LAYERS) else names:
-            value = getattr(part, name)
-            if isinstance(value, float) and 0.0 < value <= 1.0:
-                found.append(value)
-                if disable:
-                    setattr(part, name, 0.0)
-    return found
-
-
-def _forward_side_effects(module: nn.Module) -> tuple[str, ...]:
-    """What a training forward changes besides its output, as far as the module's layers tell."""
-    batch_norm = nn.modules.batchnorm._BatchNorm  # the only common base there is
-    found = any(isinstance(part, batch_norm) and part.track_running_stats for part in module.modules())
-    return ("batch-norm statistics",) if found else ()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from examples.arithmetic import save_tokenizer
+from examples.characters import save_tokenizer
 from rlobjectives import GDPO, Objective
 from rlobjectives.integrations.lightning import CausalLMPolicy
 
@@ -38,7 +38,7 @@ def save_small_model(folder: Path, *, scale: float = 1.0) -> str:
     with torch.no_grad():
         model.lm_head.weight.mul_(scale)
     model.save_pretrained(folder)
-    save_tokenizer(folder)
+    save_tokenizer(folder, "0123456789+-=[]")
     return str(folder)
 
 

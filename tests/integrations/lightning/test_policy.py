@@ -105,7 +105,7 @@ def test_one_completion_a_prompt_is_refused_before_training(folder):
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"dtype": "float33"}, "dtype is 'float33'"),
         ({"rewards": []}, "rewards is empty"),
-        ({"rewards": ["examples.arithmetic.wrong"]}, "has no 'wrong'"),
+        ({"rewards": ["examples.spelling.wrong"]}, "has no 'wrong'"),
         ({"model_name_or_path": "/nowhere/at/all"}, "Cannot load '/nowhere/at/all'"),
     ],
 )
