@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+import rlobjectives
+from rlobjectives import Component, TokenLayout
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))) if page.exists()]
 
@@ -85,3 +88,18 @@ def test_links_to_files_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", page.read_text(encoding="utf-8"))
     missing = [link for link in links if not (page.parent / link).exists()]
     assert not missing, f"{page.name} links to {missing}, which do not exist."
+
+
+def test_the_readme_lists_every_part():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    public = [getattr(rlobjectives, name) for name in rlobjectives.__all__]
+    names = {
+        part.__name__
+        for part in public
+        if isinstance(part, type)
+        and issubclass(part, (Component, TokenLayout))
+        and not part.__abstractmethods__
+        and part not in {base for other in public if isinstance(other, type) for base in other.__bases__}
+    }
+    assert len(names) > 40
+    assert {name for name in names if f"`{name}`" not in text} == set()
