@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ __all__ = [
     "check_integral",
     "check_mask",
     "check_number",
+    "check_numbers",
     "check_positive_int",
     "check_shape",
     "nonfinite_count",
@@ -118,6 +120,12 @@ def check_number(
         raise CapabilityError(
             f"{name} is {value!r}; expected a finite number in {left}{low:g}, {high:g}{right}."
         )
+
+
+def check_numbers(name: str, values: Sequence[object] | None, *, low: float = -math.inf) -> None:
+    """Raise unless each of ``values``, if there are any, is a finite real number of at least ``low``."""
+    for position, value in enumerate(values or ()):
+        check_number(f"{name}[{position}]", value, low=low)
 
 
 def check_positive_int(name: str, value: object) -> None:

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_choice, check_number
+from rlobjectives.checks import check_choice, check_number, check_numbers
 from rlobjectives.component import WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
@@ -70,8 +70,7 @@ class BatchBaseline(Estimator):
         check_number("epsilon", self.epsilon, low=0.0)
         if self.ddof not in (0, 1):
             raise CapabilityError(f"ddof is {self.ddof!r}; expected 1 (sample) or 0 (population).")
-        for weight in self.weights or ():
-            check_number("weights", weight)
+        check_numbers("weights", self.weights)
 
     @property
     def columns(self) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_number
+from rlobjectives.checks import check_numbers
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
@@ -68,8 +68,7 @@ class Combined(Estimator):
             raise CapabilityError(
                 f"Combined has {len(self.weights)} weights for {len(self.estimators)} estimators. Give one each."
             )
-        for weight in self.weights or ():
-            check_number("weights", weight)
+        check_numbers("weights", self.weights)
 
     @property
     def token_level(self) -> bool:  # type: ignore[override]  # depends on what is combined

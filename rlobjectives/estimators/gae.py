@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_choice, check_number
+from rlobjectives.checks import check_choice, check_number, check_numbers
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import OBSERVATIONS, Credit, lambda_returns
 from rlobjectives.estimators.sessions import Trajectories, concatenate, session_rewards
@@ -131,8 +131,7 @@ class GAE(Normalized):
         check_choice("observations", self.observations, OBSERVATIONS)
         check_choice("on_lost_reward", self.on_lost_reward, ("error", "drop"))
         check_kl_options(self.kl_coef, self.kl_estimator)
-        for weight in self.weights or ():
-            check_number("weights", weight)
+        check_numbers("weights", self.weights)
 
     def required(self) -> Capabilities:
         """A critic; a reference policy too when the rewards are KL-shaped."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
+from rlobjectives.checks import check_choice, check_number, check_numbers
 from rlobjectives.component import WindowContext
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons, group_moments
@@ -62,8 +62,7 @@ class GPG(Estimator):
         check_choice("count", self.count, ("spread", "nonzero"))
         check_number("divisor", self.divisor, low=0.0, open_low=True)
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
-        for weight in self.weights or ():
-            check_number("weights", weight)
+        check_numbers("weights", self.weights)
 
     @property
     def columns(self) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
+from rlobjectives.checks import check_choice, check_number, check_numbers
 from rlobjectives.component import WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
@@ -158,8 +158,7 @@ class GRPO(Estimator):
         check_number("epsilon", self.epsilon, low=0.0)
         if self.ddof not in (0, 1):
             raise CapabilityError(f"ddof is {self.ddof!r}; expected 1 (sample) or 0 (population).")
-        for weight in self.weights or ():
-            check_number("weights", weight)
+        check_numbers("weights", self.weights)
 
     def required(self) -> Capabilities:
         """Dr.GRPO's centring fixes the scale, so nobody may whiten it; a window's std needs whole groups in it.

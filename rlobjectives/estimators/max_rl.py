@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number, refuse_rows
+from rlobjectives.checks import check_choice, check_number, check_numbers, refuse_rows
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons, group_moments
 from rlobjectives.estimators.grpo import combined_reward
@@ -53,8 +53,7 @@ class MaxRL(Estimator):
     def __post_init__(self) -> None:
         check_number("epsilon", self.epsilon, low=0.0)
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
-        for weight in self.weights or ():
-            check_number("weights", weight, low=0.0)
+        check_numbers("weights", self.weights, low=0.0)
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Advantages ``[n]``. Scope: group."""

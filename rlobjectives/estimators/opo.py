@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
+from rlobjectives.checks import check_choice, check_numbers
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons, group_moments, group_sum
 from rlobjectives.estimators.grpo import combined_reward
@@ -55,8 +55,7 @@ class OPO(Estimator):
 
     def __post_init__(self) -> None:
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
-        for weight in self.weights or ():
-            check_number("weights", weight)
+        check_numbers("weights", self.weights)
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Centred rewards ``[n]``. Scope: group."""

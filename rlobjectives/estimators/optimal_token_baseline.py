@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
+from rlobjectives.checks import check_choice, check_number, check_numbers
 from rlobjectives.estimators.groups import check_singletons
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import lambda_returns
@@ -78,8 +78,7 @@ class OptimalTokenBaseline(Normalized):
         check_number("baseline_epsilon", self.baseline_epsilon, low=0.0)
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
         check_choice("on_lost_reward", self.on_lost_reward, ("error", "drop"))
-        for weight in self.weights or ():
-            check_number("weights", weight)
+        check_numbers("weights", self.weights)
 
     def required(self) -> Capabilities:
         """The sampler's log-probabilities when the weights are importance-corrected."""

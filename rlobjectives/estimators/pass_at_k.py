@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number, check_positive_int
+from rlobjectives.checks import check_choice, check_number, check_numbers, check_positive_int
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons, group_moments, group_sum
@@ -100,8 +100,7 @@ class PassAtK(Estimator):
         check_choice("scale", self.scale, ("group", "none"))
         check_number("epsilon", self.epsilon, low=0.0)
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
-        for weight in self.weights or ():
-            check_number("weights", weight)
+        check_numbers("weights", self.weights)
 
     @property
     def smallest_group(self) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
+from rlobjectives.checks import check_choice, check_number, check_numbers
 from rlobjectives.component import WindowContext
 from rlobjectives.estimators.groups import check_singletons, group_any
 from rlobjectives.estimators.grpo import combined_reward, grpo_estimate
@@ -82,8 +82,7 @@ class ReinforcePlusPlus(Normalized):
         check_choice("observations", self.observations, ("skip", "step"))
         check_choice("on_lost_reward", self.on_lost_reward, ("error", "drop"))
         check_kl_options(self.kl_coef, self.kl_estimator)
-        for weight in self.weights or ():
-            check_number("weights", weight)
+        check_numbers("weights", self.weights)
 
     def required(self) -> Capabilities:
         """A reference policy when the rewards are KL-shaped."""
@@ -144,8 +143,7 @@ class ReinforcePlusPlusBaseline(Normalized):
     def __post_init__(self) -> None:
         Normalized.__post_init__(self)
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
-        for weight in self.weights or ():
-            check_number("weights", weight)
+        check_numbers("weights", self.weights)
 
     @property
     def columns(self) -> int:

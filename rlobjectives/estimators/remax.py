@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
+from rlobjectives.checks import check_choice, check_numbers
 from rlobjectives.estimators.grpo import weighted_columns
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import lambda_returns
@@ -67,8 +67,7 @@ class ReMax(Normalized):
         Normalized.__post_init__(self)
         check_choice("on_lost_reward", self.on_lost_reward, ("error", "drop"))
         check_kl_options(self.kl_coef, self.kl_estimator)
-        for weight in self.weights or ():
-            check_number("weights", weight)
+        check_numbers("weights", self.weights)
 
     def required(self) -> Capabilities:
         """A reference policy when the rewards are KL-shaped."""

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
+from rlobjectives.checks import check_choice, check_numbers
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons
 from rlobjectives.estimators.grpo import combined_reward, grpo_estimate
@@ -50,8 +50,7 @@ class RLOO(Estimator):
 
     def __post_init__(self) -> None:
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
-        for weight in self.weights or ():
-            check_number("weights", weight)
+        check_numbers("weights", self.weights)
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Leave-one-out advantages ``[n]``. Scope: group."""

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
+from rlobjectives.checks import check_choice, check_number, check_numbers
 from rlobjectives.estimators.gae import final_rewards
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import OBSERVATIONS, Credit, lambda_returns
@@ -75,8 +75,7 @@ class TDLambda(Normalized):
         check_choice("baseline", self.baseline, ("values", "none"))
         check_choice("observations", self.observations, OBSERVATIONS)
         check_choice("on_lost_reward", self.on_lost_reward, ("error", "drop"))
-        for weight in self.weights or ():
-            check_number("weights", weight)
+        check_numbers("weights", self.weights)
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Advantages (or returns), shaped like the mask, in the precision of the values."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
+from rlobjectives.checks import check_choice, check_number, check_numbers
 from rlobjectives.estimators.gae import final_rewards
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import Credit
@@ -163,8 +163,7 @@ class VTrace(Normalized):
         for name in ("rho_clip", "trace_clip", "policy_rho_clip"):
             check_number(name, getattr(self, name), low=0.0, open_low=True)
         check_choice("on_lost_reward", self.on_lost_reward, ("error", "drop"))
-        for weight in self.weights or ():
-            check_number("weights", weight)
+        check_numbers("weights", self.weights)
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Corrected advantages, shaped like the mask, in the precision of the values."""
