@@ -8,11 +8,12 @@ Nothing is copied: what runs is what is installed.
 from __future__ import annotations
 
 import ast
+import heapq
 import importlib.metadata
 import importlib.util
 import math
 import warnings
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import wraps
@@ -22,7 +23,15 @@ from typing import Any, Optional, Union
 import numpy
 import torch
 
-__all__ = ["PeerMissingError", "extract", "torchrl_functions", "verl_functions", "version"]
+__all__ = [
+    "PeerMissingError",
+    "extract",
+    "torchrl_functions",
+    "trl_bin_search",
+    "verl_balancing",
+    "verl_functions",
+    "version",
+]
 
 
 class PeerMissingError(ImportError):
@@ -35,6 +44,18 @@ def version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "missing"
+
+
+def _source(package: str, module: str) -> Path:
+    spec = importlib.util.find_spec(package)  # finds the folder without running it
+    if spec is None or not spec.submodule_search_locations:
+        raise PeerMissingError(
+            f"{package} is not installed. `make setup` installs it without its dependencies (pip install --no-deps)."
+        )
+    path = Path(next(iter(spec.submodule_search_locations))) / module
+    if not path.exists():
+        raise PeerMissingError(f"{package} {version(package)} has no {module}.")
+    return path
 
 
 def extract(
@@ -51,14 +72,7 @@ def extract(
     Raises:
         PeerMissingError: If the package, the file or a function is not there.
     """
-    spec = importlib.util.find_spec(package)  # finds the folder without running it
-    if spec is None or not spec.submodule_search_locations:
-        raise PeerMissingError(
-            f"{package} is not installed. Install it without its dependencies (pip install --no-deps)."
-        )
-    path = Path(next(iter(spec.submodule_search_locations))) / module
-    if not path.exists():
-        raise PeerMissingError(f"{package} {version(package)} has no {module}.")
+    path = _source(package, module)
     found = [
         node
         for node in ast.parse(path.read_text()).body
@@ -169,3 +183,33 @@ def torchrl_functions() -> dict[str, Callable[..., Any]]:
         "is_dynamo_compiling": torch.compiler.is_compiling,
     }
     return extract("torchrl", "objectives/value/functional.py", names, scope)
+
+
+def verl_balancing() -> Callable[[list[int], int, bool], list[list[int]]]:
+    """Balancing by verl's ``karmarkar_karp``: costs, parts and whether counts must be equal, to the items of each part."""
+    return extract("verl", "utils/seqlen_balancing.py", ("karmarkar_karp",), {"heapq": heapq})[
+        "karmarkar_karp"
+    ]
+
+
+def trl_bin_search() -> Callable[[Any, int], list[dict[str, Any]]]:
+    """The search of TRL's ``_pack_bfd``, its own statements without those around that move tokens.
+
+    Returns:
+        A function of the pairs of length and index, longest first, as a struct array of pyarrow, and of the capacity;
+        it gives TRL's bins.
+    """
+    tree = ast.parse(_source("trl", "data_utils.py").read_text()).body
+    parts = {node.name: node for node in tree if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    if not {"_pack_bfd", "_SegmentTree"} <= parts.keys():
+        raise PeerMissingError(f"trl {version('trl')} has no _pack_bfd with a _SegmentTree.")
+    body = parts["_pack_bfd"].body
+    first = [place for place, node in enumerate(body) if "segment_tree" in ast.dump(node)]
+    search = ast.parse("def search(lengths, seq_length):\n    return bins").body[0]
+    assert isinstance(search, ast.FunctionDef)
+    search.body[:0] = body[first[0] : first[-1] + 1]
+    module = ast.Module(body=[parts["_SegmentTree"], search], type_ignores=[])
+    scope: dict[str, Any] = {"defaultdict": defaultdict, "deque": deque}
+    exec(compile(ast.fix_missing_locations(module), "trl._pack_bfd", "exec"), scope)  # noqa: S102  # installed code
+    found: Callable[[Any, int], list[dict[str, Any]]] = scope["search"]
+    return found

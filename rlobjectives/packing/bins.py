@@ -60,54 +60,54 @@ def fill_bins(lengths: Tensor, capacity: int) -> Tensor:
         [0, 0, 2, 1]
     """
     lengths = check_lengths(lengths, capacity)
-    order = lengths.argsort(descending=True, stable=True)
-    sizes, counts = torch.unique_consecutive(lengths[order], return_counts=True)
-    room: dict[int, list[tuple[int, int]]] = {}  # free tokens → ranges of bins that have just that room
-    rooms: list[int] = []  # its keys, rising
-    runs: list[tuple[int, int, int]] = []  # (first bin, bins, sequences in each), in the order of `order`
-    opened = 0
-
-    def put(free: int, first: int, last: int) -> None:
-        if free not in room:
-            room[free] = []
-            insort(rooms, free)
-        room[free].append((first, last))
-
-    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
-        left = count
-        while left:
-            spot = bisect_left(rooms, size)
-            if spot == len(rooms):
-                each = capacity // size if size else left
-                first, last = opened, opened + max(1, left // each)
-                opened, free = last, capacity
-            else:
-                free = rooms[spot]
-                each = free // size if size else left
-                first, last = room[free].pop()
-                if not room[free]:
-                    del room[free], rooms[spot]
-            # The fullest bin with room is also the fullest after it took one, so it takes all it can.
-            whole = min(last - first, left // each)
-            if whole:
-                runs.append((first, whole, each))
-                put(free - each * size, first, first + whole)
-                left -= whole * each
-                first += whole
-            if left and first < last:
-                runs.append((first, 1, left))
-                put(free - left * size, first, first + 1)
-                first, left = first + 1, 0
-            if first < last:
-                put(free, first, last)
+    falling, order = (-lengths).sort(stable=True)  # rising: several times faster than a falling sort
+    sizes, counts = torch.unique_consecutive(-falling, return_counts=True)
     bins = torch.empty_like(lengths)
-    bins[order] = _expand(runs)
+    bins[order] = _expand(_runs(sizes.tolist(), counts.tolist(), capacity))
     return bins
 
 
-def _expand(runs: list[tuple[int, int, int]]) -> Tensor:
-    first, bins, each = torch.tensor(runs, dtype=torch.int64).reshape(-1, 3).unbind(1)
-    items = bins * each
-    run = torch.repeat_interleave(torch.arange(len(runs)), items)
-    within = torch.arange(run.numel()) - (items.cumsum(0) - items)[run]
+def _runs(sizes: list[int], counts: list[int], capacity: int) -> list[int]:
+    """What goes where, as ``first bin, number of bins, sequences in each`` again and again, longest first."""
+    room: dict[
+        int, list[int]
+    ] = {}  # free tokens → the bins with just that room, as `first, end` again and again
+    rooms: list[int] = []  # its keys, rising
+    runs: list[int] = []
+    opened = 0
+    for size, left in zip(sizes, counts, strict=True):
+        while left:
+            # The fullest bin with room is also the fullest after it took one, so it takes all it can.
+            spot = bisect_left(rooms, size)
+            free = rooms[spot] if spot < len(rooms) else capacity
+            each = free // size if size else left
+            bins = left // each
+            if not bins:
+                bins, each = 1, left
+            if spot < len(rooms):
+                ranges = room[free]
+                end, first = ranges.pop(), ranges.pop()
+                bins = min(bins, end - first)
+                if first + bins < end:
+                    ranges += (first + bins, end)
+                elif not ranges:
+                    del room[free], rooms[spot]
+            else:
+                first, opened = opened, opened + bins
+            runs += (first, bins, each)
+            left -= bins * each
+            free -= each * size
+            if free in room:
+                room[free] += (first, first + bins)
+            else:
+                room[free] = [first, first + bins]
+                insort(rooms, free)
+    return runs
+
+
+def _expand(runs: list[int]) -> Tensor:
+    first, bins, each = torch.tensor(runs, dtype=torch.int64).view(-1, 3).unbind(1)
+    ends = (bins * each).cumsum(0)
+    run = torch.repeat_interleave(bins * each)
+    within = torch.arange(run.numel()) - (ends - bins * each)[run]
     return first[run] + within // each[run].clamp_min(1)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlobjectives.checks import check_positive_int
 from rlobjectives.errors import CapabilityError
-from rlobjectives.packing.balance import balance
+from rlobjectives.packing.balance import balance, spread
 from rlobjectives.packing.bins import check_lengths, fill_bins
 
 __all__ = ["Schedule", "schedule"]
@@ -80,23 +80,20 @@ def schedule(
         shuffle = torch.randperm(lengths.numel(), generator=torch.Generator().manual_seed(seed))
     shuffled = lengths[shuffle]
     if equal_counts:
-        cell = balance(shuffled.double(), cells, equal_counts=True)
-        members = [shuffle[cell == place] for place in range(cells)]
-        most = max(
-            max((int(fill_bins(lengths[own], capacity).max()) + 1 for own in members if len(own)), default=1),
-            1,
-        )
+        members = [
+            shuffle[own] for own in _members(balance(shuffled.double(), cells, equal_counts=True), cells)
+        ]
+        most = max(max((_bins(lengths[own], capacity) for own in members), default=1), 1)
         packs = [_spread(lengths, own, capacity, most) for own in members]
         most = max(map(len, packs))
         packs = [[*own, *[()] * (most - len(own))] for own in packs]
     else:
-        fewest = int(fill_bins(shuffled, capacity).max()) + 1 if lengths.numel() else 1
+        fewest = max(1, _bins(shuffled, capacity))
         flat = _spread(lengths, shuffle, capacity, -(-fewest // cells) * cells, cells)
-        totals = torch.tensor([float(lengths[list(pack)].sum()) for pack in flat])
-        place = balance(totals, cells, equal_counts=True).tolist()
-        packs = [
-            [pack for pack, home in zip(flat, place, strict=True) if home == cell_] for cell_ in range(cells)
-        ]
+        rows = lengths.tolist()
+        totals = torch.tensor([float(sum(rows[item] for item in pack)) for pack in flat])
+        homes = _members(balance(totals, cells, equal_counts=True), cells)
+        packs = [[flat[pack] for pack in own.tolist()] for own in homes]
     return Schedule(
         packs=tuple(
             tuple(tuple(packs[step * ranks + rank]) for rank in range(ranks)) for step in range(steps)
@@ -105,14 +102,36 @@ def schedule(
     )
 
 
+def _bins(lengths: Tensor, capacity: int) -> int:
+    return int(fill_bins(lengths, capacity).max()) + 1 if lengths.numel() else 0
+
+
+def _members(part: Tensor, parts: int) -> list[Tensor]:
+    """The items of each part, in their order."""
+    return list(part.argsort(stable=True).split(torch.bincount(part, minlength=parts).tolist()))
+
+
 def _spread(
     lengths: Tensor, members: Tensor, capacity: int, packs: int, grow: int = 1
 ) -> list[tuple[int, ...]]:
+    """Spread sequences over ``packs`` packs, or the next multiple of ``grow`` more that holds them."""
     own = lengths[members].double()
-    while True:
+
+    def try_with(more: int) -> Tensor | None:
         try:
-            home = balance(own, packs, capacity=float(capacity))
-        except CapabilityError:  # too tight for this many: every sequence fits alone, so this ends
-            packs += grow
-            continue
-        return [tuple(sorted(members[home == pack].tolist())) for pack in range(packs)]
+            return spread(own, packs + more * grow, float(capacity))
+        except CapabilityError:  # too tight for this many
+            return None
+
+    low, high, home = -1, 0, try_with(0)  # `low` more do not hold them
+    while home is None:  # every sequence fits alone, so this ends
+        low, high = high, max(1, 2 * high)
+        home = try_with(high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        better = try_with(middle)
+        if better is None:
+            low = middle
+        else:
+            high, home = middle, better
+    return [tuple(sorted(members[items].tolist())) for items in _members(home, packs + high * grow)]

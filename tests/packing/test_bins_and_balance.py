@@ -1,5 +1,7 @@
 """Plans against the one-by-one algorithms, written out in plain Python."""
 
+import time
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from rlobjectives.errors import CapabilityError, NonFiniteError, ShapeError
 from rlobjectives.packing import balance, fill_bins, schedule
+from rlobjectives.packing.balance import spread
 
 
 def best_fit_decreasing(lengths, capacity):
@@ -60,11 +63,79 @@ def longest_first(costs, parts):
     return chosen
 
 
-@given(st.lists(st.integers(0, 50), max_size=40), st.integers(1, 6))
-def test_balance_is_longest_first_to_the_least_loaded(costs, parts):
+COSTS = st.tuples(st.lists(st.integers(0, 50), max_size=40), st.integers(1, 6))
+
+
+@given(COSTS)
+def test_spreading_is_longest_first_to_the_least_loaded(case):
+    costs, parts = case
     expected = longest_first([float(cost) for cost in costs], parts)
-    got = balance(torch.tensor(costs, dtype=torch.float64), parts).tolist()
+    got = spread(torch.tensor(costs, dtype=torch.float64), parts, float("inf")).tolist()
     assert sorted(loads_of(got, costs).values()) == sorted(loads_of(expected, costs).values())
+
+
+def rounds(costs, parts):
+    loads, falling = [0.0] * parts, sorted(costs, reverse=True)
+    for start in range(0, len(falling), parts):
+        order = sorted(range(parts), key=loads.__getitem__)
+        for part, cost in zip(order, falling[start : start + parts]):
+            loads[part] += cost
+    return loads
+
+
+def an_exchange_helps(own, others, equal_counts):
+    """Whether the heaviest part and some other could both end below the heaviest load of now."""
+    most = sum(own)
+    for other in others:
+        returns = other if equal_counts else [0.0, *other]
+        if any(max(most - a + b, sum(other) + a - b) < most * (1 - 1e-7) for a in own for b in returns):
+            return True
+    return False
+
+
+@given(COSTS, st.booleans())
+def test_balance_exchanges_until_no_exchange_helps(case, equal_counts):
+    costs, parts = case
+    if equal_counts:
+        costs = costs[: len(costs) // parts * parts]
+    start = (
+        rounds(costs, parts)
+        if equal_counts
+        else list(loads_of(longest_first(costs, parts), costs).values()) or [0]
+    )
+    got = balance(torch.tensor(costs, dtype=torch.float64), parts, equal_counts=equal_counts).tolist()
+    members = [[cost for place, cost in zip(got, costs) if place == part] for part in range(parts)]
+    most = max(map(sum, members))
+    assert most <= max(start)
+    if equal_counts:
+        assert {len(own) for own in members} == {len(costs) // parts}
+    if most > (1 + 1e-4) * sum(costs) / parts:  # then one of the heaviest is stuck
+        heaviest = [own for own in members if sum(own) == most]
+        assert not all(
+            an_exchange_helps(own, [other for other in members if other is not own], equal_counts)
+            for own in heaviest
+        )
+
+
+def test_exchanges_even_out_what_longest_first_cannot():
+    # Longest first: 3 + 2 + 2 against 3 + 2; a swap of 3 and 2 makes both 6.
+    assert sorted(
+        loads_of(balance(torch.tensor([3.0, 3.0, 2.0, 2.0, 2.0]), 2).tolist(), [3, 3, 2, 2, 2]).values()
+    ) == [6, 6]
+    # Equal counts: 9 + 3 + 1 against 5 + 4 + 2; no swap reaches 12, one of 3 and 2 does.
+    costs = [9, 5, 4, 3, 2, 1]
+    assert rounds(costs, 2) == [13.0, 11.0]
+    assert sorted(
+        loads_of(balance(torch.tensor(costs).double(), 2, equal_counts=True).tolist(), costs).values()
+    ) == [12, 12]
+    assert balance(torch.tensor([1.0]), 3).tolist() == [0]
+
+
+def test_many_parts_stay_cheap():
+    torch.manual_seed(0)
+    begin = time.thread_time()
+    balance(torch.rand(20_000, dtype=torch.float64), 5_000)
+    assert time.thread_time() - begin < 5.0
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=10), st.integers(1, 5))
@@ -120,6 +191,25 @@ def test_the_number_of_packs_grows_where_spreading_evenly_does_not_fit():
     packs = schedule(lengths, capacity=10).packs[0][0]
     assert len(packs) == 3
     assert all(int(lengths[list(pack)].sum()) <= 10 for pack in packs)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=40), st.integers(1, 3), st.integers(1, 3))
+def test_no_more_packs_than_spreading_needs(lengths, ranks, steps):
+    def fits(packs):
+        loads = [0] * packs
+        for size in sorted(lengths, reverse=True):
+            place = loads.index(min(loads))
+            loads[place] += size
+        return max(loads) <= 12
+
+    cells = ranks * steps
+    plan = schedule(torch.tensor(lengths), capacity=12, ranks=ranks, steps=steps)
+    packs = sum(len(packs) for step in plan.packs for packs in step)
+    bins = len(best_fit_decreasing(lengths, 12))
+    assert packs % cells == 0
+    assert packs >= bins
+    assert fits(packs)
+    assert packs - cells < bins or not fits(packs - cells)
 
 
 def test_a_seed_changes_places_and_nothing_else():
