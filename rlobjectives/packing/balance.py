@@ -110,9 +110,7 @@ def _in_rounds(falling: list[float], parts: int) -> list[int]:
             f"{parts}, or set equal_counts=False."
         )
     loads, ranking, chosen = [0.0] * parts, list(range(parts)), []
-    for start in range(
-        0, len(falling), parts
-    ):  # in each round one item a part, the largest to the least loaded
+    for start in range(0, len(falling), parts):  # a round: one item a part, the largest to the least loaded
         ranking.sort(key=loads.__getitem__)
         chosen += ranking
         for part, cost in zip(ranking, falling[start : start + parts], strict=True):
@@ -122,11 +120,16 @@ def _in_rounds(falling: list[float], parts: int) -> list[int]:
 
 def _exchange(falling: list[float], chosen: list[int], parts: int, equal_counts: bool) -> None:
     """Even the parts out in place."""
+    loads = [0.0] * parts
+    for cost, part in zip(falling, chosen, strict=True):
+        loads[part] += cost
+    enough = (1.0 + _EVEN) * sum(loads) / parts
+    if max(loads) <= enough:
+        return
     members: list[list[tuple[float, int]]] = [[] for _ in range(parts)]  # (cost, place), rising
     for place in reversed(range(len(falling))):
         members[chosen[place]].append((falling[place], place))
-    ranking = sorted((sum(cost for cost, _ in own), part) for part, own in enumerate(members))
-    enough = (1.0 + _EVEN) * sum(falling) / parts
+    ranking = sorted((load, part) for part, load in enumerate(loads))
     spot = searches = 0  # the part that the heaviest is compared with: the lightest first
     while ranking[-1][0] > enough and spot < parts - 1 and searches < _SEARCHES:
         (least, light), (most, heavy) = ranking[spot], ranking[-1]
