@@ -14,6 +14,7 @@ from pathlib import Path
 
 import rlobjectives
 from rlobjectives import CapabilityError, Component, Metric
+from rlobjectives.estimators.credit_metrics import CREDIT_METRICS
 from rlobjectives.estimators.diagnostics import REWARD_METRICS
 from rlobjectives.objective import OBJECTIVE_METRICS
 
@@ -23,6 +24,8 @@ SCOPES = {
     "Mean": "mean over the window",
     "Moments": "mean and std over the window",
     "Maximum": "maximum over the window",
+    "Minimum": "minimum over the window",
+    "ExplainedVariance": "over all tokens of the window",
     "LogSum": "log-sum-exp over the window",
 }
 HEAD = """# Metrics
@@ -40,6 +43,14 @@ def declared() -> Iterator[tuple[str, Mapping[str, Metric]]]:
     """Who reports which metrics."""
     yield "every objective", OBJECTIVE_METRICS
     yield "`reward_metrics`", REWARD_METRICS
+    for subject, reader in (
+        ("group", "group"),
+        ("value", "value"),
+        ("advantage", "advantage"),
+        ("response", "length"),
+    ):
+        own = {name: one for name, one in CREDIT_METRICS.items() if name.startswith(f"{subject}/")}
+        yield f"`{reader}_metrics`", own
     for name in sorted(rlobjectives.__all__):
         found = getattr(rlobjectives, name)
         if isinstance(found, type) and issubclass(found, Component) and dataclasses.is_dataclass(found):

@@ -119,7 +119,7 @@ CREDIT_METRICS = {
 
 
 def group_metrics(
-    rollouts: Rollouts, weights: tuple[float, ...] | None = None, dropped_groups: int = 0
+    rollouts: Rollouts, weights: tuple[float, ...] | None = None, dropped_groups: int | None = None
 ) -> dict[str, Stat]:
     """How much the groups of these rollouts have to teach, from the raw combined rewards.
 
@@ -129,7 +129,8 @@ def group_metrics(
     Args:
         rollouts: Whole prompt groups, with a layout.
         weights: Weight of each reward column, as the estimator's; None weighs all 1.
-        dropped_groups: Groups that a filter took out before, on this rank.
+        dropped_groups: Groups that a filter took out before, on this rank; None where nobody counted them, which
+            leaves ``group/dropped_fraction`` out.
 
     Returns:
         The ``group/…`` statistics of `CREDIT_METRICS`. Scope: what is merged later.
@@ -147,7 +148,7 @@ def group_metrics(
         >>> group_metrics(rollouts)["group/advantage_abs_mean"].value
         tensor(1., dtype=torch.float64)
     """
-    if dropped_groups < 0:
+    if dropped_groups is not None and dropped_groups < 0:
         raise CapabilityError(f"dropped_groups is {dropped_groups}; expected a count.")
     layout, groups = rollouts.tokens("group_metrics"), rollouts.groups
     rewards, scored = combined_reward(rollouts, weights)
@@ -157,18 +158,19 @@ def group_metrics(
     tokens, constant = layout.token_counts(), moments.constant.squeeze(1)
     dead = torch.zeros(groups.count, dtype=torch.float64, device=rewards.device)
     dead.index_copy_(0, groups.index, constant.double())
-    kept = torch.tensor(float(groups.count), dtype=torch.float64, device=rewards.device)
-    dropped = torch.full_like(kept, float(dropped_groups))
     silent = torch.stack([torch.where(constant, tokens, 0.0).sum(), tokens.sum()])
     distance = torch.where(moments.constant, 0.0, rewards - others).abs()
-    return {
+    found: dict[str, Stat] = {
         "group/baseline_mean": Mean.of(others.squeeze(1), paired),
         "group/advantage_abs_mean": Mean.of(distance.squeeze(1), paired),
         "group/no_signal_token_fraction": Mean(silent),
         "group/empty_response_fraction": Mean.of((tokens == 0).double(), layout.sequence_mask()),
         "group/zero_advantage_fraction": Mean.of(dead),
-        "group/dropped_fraction": Mean(torch.stack([dropped, kept + dropped])),
     }
+    if dropped_groups is not None:
+        dropped = torch.tensor([1.0] * dropped_groups + [0.0] * groups.count, dtype=torch.float64)
+        found["group/dropped_fraction"] = Mean.of(dropped.to(rewards.device))
+    return found
 
 
 def value_metrics(values: Tensor, returns: Tensor, layout: TokenLayout) -> dict[str, Stat]:

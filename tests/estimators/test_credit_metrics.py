@@ -57,6 +57,7 @@ def test_nothing_is_reported_where_nothing_was_measured():
     found = report(group_metrics(rollouts_of([[0]], [1.0], groups=[1])))
     assert "group/baseline_mean" not in found
     assert "group/no_signal_token_fraction" not in found
+    assert "group/dropped_fraction" not in found, "nobody said how many groups a filter took"
     with pytest.raises(CapabilityError, match="dropped_groups"):
         group_metrics(rollouts_of([[0]], [1.0]), dropped_groups=-1)
 
@@ -151,7 +152,7 @@ def test_every_metric_is_declared_with_its_kind():
     rollouts = rollouts_of([[1, 1]], [1.0])
     layout, ones = rollouts.layout, torch.ones(1, 2)
     found = {
-        **group_metrics(rollouts),
+        **group_metrics(rollouts, dropped_groups=0),
         **length_metrics(rollouts),
         **value_metrics(ones, ones, layout),
         **advantage_metrics(ones, layout),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlobjectives.distributed import Fault, GradientScale, replay
 from rlobjectives.distributed.synchronize import exchange
-from rlobjectives.estimators import reward_metrics
+from rlobjectives.estimators import group_metrics, length_metrics, reward_metrics
 from rlobjectives.estimators.whitening import whiten
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.plan import plan_updates
@@ -98,6 +98,7 @@ class Round:
             rollouts = _with_layout(experience)
             estimate = self.objective.estimator.estimate(rollouts).to(experience.device)
             statistics.update(reward_metrics(rollouts, self.objective.estimator))
+            statistics.update(group_metrics(rollouts) | length_metrics(rollouts))
             if self.module.normalize_advantages:
                 mask = experience.layout.mask if self.objective.estimator.token_level else None
                 statistics["estimate"] = Moments.of(estimate, mask)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlobjectives.estimators import reward_metrics
+from rlobjectives.estimators import group_metrics, length_metrics, reward_metrics
 from rlobjectives.integrations.trl.columns import (
     GENERATED_AT,
     GROUP,
@@ -144,7 +144,7 @@ class SamplingMixin(Host):
         old = self._metrics[mode].get("frac_reward_zero_std")
         if old:  # TRL's own judges the sum of raw rewards, or the batch; ours judges the groups' advantages
             old[-1] = float(dead.value) if isinstance(dead, Mean) else old[-1]
-        self._add_stats(mode, stats)
+        self._add_stats(mode, stats | group_metrics(scored.rollouts) | length_metrics(scored.rollouts))
         if self.args.log_completions:
             self._log_advantages(scored)
 
