@@ -231,6 +231,9 @@ def test_the_log_is_honest() -> None:
     assert history(trained, "frac_reward_zero_std") == [0.5]
     assert history(trained, "reward/constant_group_fraction") == [0.5]
     assert history(trained, "reward/constant/constant_group_fraction") == [1.0]
+    assert history(trained, "group/zero_advantage_fraction") == [0.5]
+    assert history(trained, "response/length_max")
+    assert not history(trained, "group/dropped_fraction"), "sampling/… says what was dropped, where it is"
     assert history(trained, "loss")[0] == pytest.approx(history(trained, "loss/total")[0], abs=1e-4)
     unknown = {
         name
