@@ -16,11 +16,15 @@ pytest.importorskip("trl")
 import torch
 
 from tests.integrations.trl import tiny
-from tests.integrations.trl.settings import SETTINGS, reference
+from tests.integrations.trl.settings import SETTINGS, history, reference
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 TOLERANCE = 2e-6
+COMPARED = (
+    "loss", "loss/total", "window/tokens", "window/sequences", "window/skipped", "reward/even/std",
+    "eval_loss", "eval_loss/total", "eval_window/sequences", "eval_reward/even/mean",
+)  # fmt: skip
 
 
 def launch(mode: str, out: Path, limit: float) -> list[dict[str, Any]]:
@@ -58,8 +62,7 @@ def alone() -> dict[str, Any]:
     for name, setting in SETTINGS.items():
         if not setting.fails:
             trained = reference(setting)
-            history = [entry for entry in trained.state.log_history if "window/tokens" in entry]
-            found[name] = (tiny.parameters(trained), history)
+            found[name] = (tiny.parameters(trained), history(trained))
     return found
 
 
@@ -78,17 +81,14 @@ def test_two_ranks_do_what_one_does(mode: str, alone: dict[str, Any], tmp_path: 
             gaps[name] = float((found["parameters"] - expected[0]).abs().max())
             assert len(found["history"]) == len(expected[1])
             for mine, theirs in zip(found["history"], expected[1], strict=True):
-                for metric in (
-                    "loss/total",
-                    "window/tokens",
-                    "window/sequences",
-                    "reward/even/std",
-                    "window/skipped",
-                ):
+                for metric in COMPARED:
                     assert mine.get(metric) == pytest.approx(theirs.get(metric), abs=1e-5), (name, metric)
     assert max(gaps.values()) <= TOLERANCE, gaps
     skipped = [entry["window/skipped"] for entry in ranks[1]["empty"]["history"]]
     assert skipped == [1.0, 0.0]
+    (line,) = (entry for entry in ranks[0]["evaluation"]["history"] if "eval_loss" in entry)
+    assert line["eval_window/sequences"] == 6.0  # 8 and 4: what fills up the last batch does not count
+    assert abs(line["eval_loss"]) > 1e-3
     if mode == "ddp":
         errors = [rank["nan_on_one_rank"]["error"] for rank in ranks]
         assert all("NonFiniteError: rank 1, micro-batch 0: logprobs" in error for error in errors)
