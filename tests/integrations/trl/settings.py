@@ -10,7 +10,7 @@ import torch
 
 from rlobjectives import GDPO, GRPO, Objective, PromptMean
 from tests.integrations.trl import tiny
-from tests.integrations.trl.parts import FIRST, MeanDrift, fed, rotate
+from tests.integrations.trl.parts import FIRST, REWARDS, STEPS, MeanDrift, fed, rotate
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Setting:
         spoil: Changes the trainer before it trains.
         fails: An error is the expected outcome.
         reference: The model comes from a folder, so that TRL can make a reference policy.
+        rewards: Reward functions; those of `tiny` by default.
         evaluated: Prompts of an evaluation at the end; 0 for none.
         modes: Where it runs.
     """
@@ -32,6 +33,7 @@ class Setting:
     spoil: Callable[[Any], None] | None = None
     fails: bool = False
     reference: bool = False
+    rewards: tuple[Any, ...] = ()
     evaluated: int = 0
     modes: tuple[str, ...] = ("ddp", "zero3")
 
@@ -82,9 +84,10 @@ PROMPTS = Objective(estimator=GRPO(), reduction=PromptMean())
 SETTINGS: dict[str, Setting] = {
     # Each objective for two steps on one rollout, so that the second is off policy.
     "every_objective": Setting(
-        {"max_steps": 2 * len(fed()), "num_iterations": 2, "learning_rate": 0.02},
+        {"max_steps": STEPS * len(fed()), "num_iterations": STEPS, "learning_rate": 0.05},
         objective=FIRST,
         spoil=rotate,
+        rewards=REWARDS,
         reference=True,
     ),
     # Twelve sequences to evaluate, eight at a time: two ranks fill up the last batch from the beginning.
@@ -129,6 +132,8 @@ def made_of(setting: Setting) -> dict[str, Any]:
     found: dict[str, Any] = {"objective": setting.objective}
     if setting.reference:
         found["model"] = tiny.saved()
+    if setting.rewards:
+        found["reward_funcs"] = list(setting.rewards)
     if setting.evaluated:
         found["eval_dataset"] = tiny.prompts(setting.evaluated)
     return found

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("trl")
 
 import yaml
+from transformers import LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig
 
 from tests.integrations.trl import tiny
@@ -21,7 +22,9 @@ README, PAGE = ROOT / "README.md", ROOT / "docs" / "coming_from_trl.md"
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    found = re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    found = re.findall(
+        rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     return [block for block in found if "trl" in block or "objective:" in block]
 
 
@@ -33,7 +36,26 @@ def formatted(completions: list[str], **_: Any) -> list[float]:
     return [float(len(text) % 2) for text in completions]
 
 
-def names(kept: list[Any]) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder whose tokenizer is found by its name: transformers takes Qwen's own for any Qwen2 model."""
+    folder = tmp_path_factory.mktemp("model")
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def names(kept: list[Any], model: str) -> dict[str, Any]:
     """What a page leaves to the reader; `kept` gets every trainer that is made."""
     from rlobjectives.integrations.trl import ObjectiveMixin
 
@@ -45,7 +67,7 @@ def names(kept: list[Any]) -> dict[str, Any]:
 
     ObjectiveMixin._finish_setup = noted  # put back by `restored`
     return {
-        "model": tiny.saved(),
+        "model": model,
         "prompts": tiny.prompts(),
         "correct": correct,
         "formatted": formatted,
@@ -62,24 +84,24 @@ def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("page", [README, PAGE], ids=lambda page: page.name)
-def test_the_first_block_trains(page: Path) -> None:
+def test_the_first_block_trains(page: Path, model: str) -> None:
     block = next(one for one in blocks(page, "python") if "GRPOConfig(...)" in one)
     kept: list[Any] = []
-    exec(compile(block.replace("GRPOConfig(...)", "config"), str(page), "exec"), names(kept))
+    exec(compile(block.replace("GRPOConfig(...)", "config"), str(page), "exec"), names(kept, model))
     assert [one.state.global_step for one in kept] == [1]
     assert kept[0].objective.name in ("gdpo", "GDPO")
 
 
-def test_the_script_reads_the_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_reads_the_yaml(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (text,) = (one for one in blocks(PAGE, "yaml") if "model_name_or_path" in one)
     (block,) = (one for one in blocks(PAGE, "python") if "TrlParser" in one)
     options = {**tiny.options(max_steps=1), **yaml.safe_load(text), "num_generations": tiny.GROUP}
-    options |= {"model_name_or_path": tiny.saved(), "output_dir": str(tmp_path)}
+    options |= {"model_name_or_path": model, "output_dir": str(tmp_path)}
     file = tmp_path / "gdpo.yaml"
     file.write_text(yaml.safe_dump(options))
     monkeypatch.setattr(sys, "argv", ["train.py", "--config", str(file)])
     kept: list[Any] = []
-    exec(compile(block, str(PAGE), "exec"), names(kept))
+    exec(compile(block, str(PAGE), "exec"), names(kept, model))
     (trained,) = kept
     assert trained.state.global_step == 1
     assert trained.objective.estimator.weights == (1.0, 0.5)

@@ -82,7 +82,8 @@ def test_two_ranks_do_what_one_does(mode: str, alone: dict[str, Any], tmp_path: 
             assert len(found["history"]) == len(expected[1])
             for mine, theirs in zip(found["history"], expected[1], strict=True):
                 for metric in COMPARED:
-                    assert mine.get(metric) == pytest.approx(theirs.get(metric), abs=1e-5), (name, metric)
+                    near = 2e-4 if metric == "loss" else 1e-5  # older Trainers round it
+                    assert mine.get(metric) == pytest.approx(theirs.get(metric), abs=near), (name, metric)
     assert max(gaps.values()) <= TOLERANCE, gaps
     skipped = [entry["window/skipped"] for entry in ranks[1]["empty"]["history"]]
     assert skipped == [1.0, 0.0]
