@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -37,19 +38,22 @@ def launch(mode: str, out: Path, limit: float) -> list[dict[str, Any]]:
     }
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
     command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", str(HERE / "rank_program.py")]
-    process = subprocess.Popen(
-        [*command, str(out), mode],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        output, _ = process.communicate()
+    # Into a file: a rank that outlives its launcher would hold a pipe open for ever.
+    with Path(f"{out}.log").open("w+", encoding="utf-8") as log:
+        process = subprocess.Popen([*command, str(out), mode], env=environment, stdout=log, stderr=log)
+        try:
+            process.wait(timeout=limit)
+            hung = False
+        except subprocess.TimeoutExpired:
+            hung = True
+            process.terminate()  # the launcher ends its ranks, which are sessions of their own
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=40.0)
+            process.kill()
+            process.wait()
+        log.seek(0)
+        output = log.read()
+    if hung:
         pytest.fail(f"two ranks hung for {limit} s under {mode}; last words:\n{output[-3000:]}")
     assert process.returncode == 0, output[-5000:]
     return [torch.load(f"{out}.{rank}", weights_only=False) for rank in (0, 1)]
