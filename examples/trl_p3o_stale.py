@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a scri
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 from trl import GRPOConfig
 
 from examples import arithmetic
@@ -67,25 +67,28 @@ def main() -> None:
         train_dataset=Dataset.from_list(arithmetic.prompts("train")),
         processing_class=AutoTokenizer.from_pretrained(start, padding_side="left"),
     )
+    trainer.remove_callback(PrinterCallback)  # the table below says what matters
     trainer.train()
     show(trainer.state.log_history)
 
 
 def show(history: list[dict[str, Any]]) -> None:
-    """One line for every eight optimizer steps: the age of the samples goes from fresh to stale and back."""
-    print("step  age  ess     ratio std  kl to old   reward")
-    reward = 0.0
+    """A line a step: the age of the samples goes from fresh to stale and back; and the reward before and after."""
+    print("step  age  ess     ratio std  kl to sampler  reward")
+    rewards: list[float] = []
     for entry in history:
         if "loss/total" not in entry:
             continue
         step = int(entry["step"]) - 1
-        reward = entry.get("reward", reward)
-        ess = f"{entry['p3o/ess']:.4f}" if "p3o/ess" in entry else "  -   "
-        spread, drift = (
-            entry.get("policy/ratio_std", float("nan")),
-            entry.get("policy/kl_to_old", float("nan")),
+        if "reward" in entry:
+            rewards.append(entry["reward"])  # of a generation batch; logged when it is sampled
+        ess, drift = (
+            f"{entry[name]:.4f}" if name in entry else "  -   " for name in ("p3o/ess", "p3o/behavior_kl")
         )
-        print(f"{step:4}  {step % 8:3}  {ess}  {spread:9.4f}  {drift:9.5f}  {reward:7.3f}")
+        print(
+            f"{step:4}  {step % 8:3}  {ess}  {entry.get('policy/ratio_std', float('nan')):9.4f}  {drift:>13}  {rewards[-1]:6.3f}"
+        )
+    print(f"mean reward of a generation batch: {rewards[0]:.3f} -> {rewards[-1]:.3f}")
 
 
 if __name__ == "__main__":

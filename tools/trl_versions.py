@@ -1,10 +1,11 @@
 """Run the TRL integration tests against several versions of TRL, each in its own environment, and write the table.
 
-python tools/trl_versions.py --envs ~/trl_envs 1.0.0+transformers==4.57.6 1.7.1 1.12.0 1.16.0
+python tools/trl_versions.py --envs ~/trl_envs 1.0.0+transformers==4.57.6 1.7.1 1.12.0 .venv
 
-An entry is a version of TRL, with further requirements behind plus signs. An environment that exists is used as
-it is; delete its folder to make it anew. torch is installed first, by the exact version of constraints.txt, so that
-nothing pulls another build. Tests that need deepspeed are skipped where it is missing.
+An entry is a version of TRL, with further requirements behind plus signs, or the folder of an environment that is
+there (`make setup` makes .venv). An environment that exists is used as it is; delete its folder to make it anew.
+torch is installed first, by the exact version of constraints.txt, so that nothing pulls another build. Tests that
+need deepspeed are skipped where it is missing.
 """
 
 # it runs pip, python and pytest
@@ -21,9 +22,23 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "trl_versions.md"
 TESTS = "tests/integrations/trl"
-PACKAGES = ("trl", "transformers", "accelerate", "datasets", "peft", "torch")
-TOOLS = ("peft", "pytest", "pytest-timeout", "hypothesis", "pyyaml")
-ASK = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
+PACKAGES = ("trl", "transformers", "accelerate", "datasets", "peft", "deepspeed", "torch")
+# requests: TRL imports it whether or not it is there, and no longer gets it from anybody.
+TOOLS = (
+    "peft",
+    "pytest",
+    "pytest-timeout",
+    "hypothesis",
+    "pyyaml",
+    "requests",
+    "setuptools",
+    "wheel",
+    "ninja",
+)
+ASK = (
+    "import importlib.metadata as m, json, sys; found = {d.name: d.version for d in m.distributions()}; "
+    "print(json.dumps({n: found.get(n, '-') for n in sys.argv[1:]}))"
+)
 
 
 def constraint(name: str) -> str:
@@ -32,26 +47,37 @@ def constraint(name: str) -> str:
     return next(line.strip() for line in lines if line.startswith(f"{name}=="))
 
 
-def environment(folder: Path, requirements: list[str]) -> Path:
-    """Python of an environment with these requirements, made if it is not there."""
+def environment(folder: Path, requirements: list[str]) -> None:
+    """Make an environment with these requirements, if it is not there."""
+    if (folder / "ready").exists():
+        return
+    python = str(folder / "bin" / "python")
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+    pip = [python, "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, constraint("torch")], check=True)
+    subprocess.run([*pip, constraint("torch"), *requirements, *TOOLS], check=True)
+    # Its build must see the torch that is there and not fetch one.
+    deepspeed = [constraint("torch"), constraint("deepspeed")]
+    subprocess.run([*pip, "--no-build-isolation", *deepspeed], check=True)
+    (folder / "ready").touch()
+
+
+def outcome(folder: Path, arguments: list[str]) -> dict[str, str]:
+    """Versions of an environment's packages, and what pytest counted in it."""
     python = folder / "bin" / "python"
-    if not (folder / "ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, constraint("torch")], check=True)
-        subprocess.run([*pip, constraint("torch"), *requirements, *TOOLS], check=True)
-        (folder / "ready").touch()
-    return python
-
-
-def outcome(python: Path, arguments: list[str]) -> dict[str, str]:
-    """Versions of the packages, and what pytest counted."""
+    paths = os.pathsep.join([str(python.parent), os.environ.get("PATH", "")])
+    variables = {**os.environ, "PATH": paths, "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1"}
+    if (folder / "ready").exists():
+        # A build of DeepSpeed's op belongs to one environment.
+        variables["TORCH_EXTENSIONS_DIR"] = str(folder / "torch_extensions")
+    # Before the tests, where two ranks would wait on each other for it.
+    subprocess.run([str(python), str(ROOT / "tools" / "prebuild.py")], check=True, env=variables)
     found = subprocess.run([str(python), "-c", ASK, *PACKAGES], check=True, capture_output=True, text=True)
     versions: dict[str, str] = json.loads(found.stdout)
     run = subprocess.run(
         [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", TESTS, *arguments],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1"},
+        env=variables,
         capture_output=True,
         text=True,
         check=False,
@@ -84,18 +110,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "versions", nargs="+", help="versions of TRL, such as 1.16.0 or 1.0.0+transformers==4.57.6"
-    )
-    parser.add_argument("--envs", type=Path, required=True, help="folder of the environments")
+    parser.add_argument("versions", nargs="+", help="such as 1.16.0, 1.0.0+transformers==4.57.6, or a folder")
+    parser.add_argument("--envs", type=Path, default=ROOT / ".cache" / "trl_envs", help="folder of new ones")
     parser.add_argument("--pytest", default="", help="further arguments of pytest, in one string")
     parser.add_argument("--no-page", action="store_true", help="print the table only")
     options = parser.parse_args()
     rows = []
     for entry in options.versions:
         version, *more = entry.split("+")
-        folder = options.envs / f"trl-{entry.replace('=', '').replace('+', '-')}"
-        rows.append(outcome(environment(folder, [f"trl=={version}", *more]), options.pytest.split()))
+        folder = Path(entry).absolute()
+        if not (folder / "bin" / "python").exists():
+            folder = options.envs.absolute() / f"trl-{entry.replace('=', '').replace('+', '-')}"
+            environment(folder, [f"trl=={version}", *more])
+        rows.append(outcome(folder, options.pytest.split()))
         print(rows[-1], flush=True)
     page = table(rows)
     print(page)

@@ -18,6 +18,13 @@ CONTRACT: dict[str, tuple[str, ...]] = {
     "get_batch_samples": ("epoch_iterator", "num_batches", "device"),
     "training_step": ("model", "inputs", "num_items_in_batch"),
     "prediction_step": ("model", "inputs", "prediction_loss_only", "ignore_keys"),
+    "evaluation_loop": (
+        "dataloader",
+        "description",
+        "prediction_loss_only",
+        "ignore_keys",
+        "metric_key_prefix",
+    ),
     "log": ("logs", "start_time"),
     "compute_loss": ("model", "inputs", "return_outputs", "num_items_in_batch"),
     "_compute_loss": ("model", "inputs"),
@@ -75,6 +82,7 @@ if TYPE_CHECKING:
         ) -> Tensor: ...
         def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]: ...
         def _get_per_token_logps_and_entropies(self, model: nn.Module, **kwargs: Any) -> tuple[Any, ...]: ...
+        def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> Any: ...  # noqa: D102
         def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...  # noqa: D102
         def _save_checkpoint(self, model: nn.Module, trial: Any) -> None: ...
         def _load_rng_state(self, checkpoint: str | None) -> None: ...

@@ -222,8 +222,24 @@ class ObjectiveMixin(SamplingMixin):
         loss = loss * self._scale.factor
         if aux is not None and aux_enabled:
             loss = loss + self.router_aux_loss_coef * aux / micro_batches
-            self._metrics[mode]["aux_loss"].append(self.accelerator.gather_for_metrics(aux).mean().item())
+            self._metrics[mode]["aux_loss"].append(self.accelerator.gather(aux.detach()).mean().item())
         return loss
+
+    def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> Any:
+        """Evaluation, with a loss in which every sequence of the data set counts once.
+
+        The Trainer's own average gives a short last batch the weight of a full one, or, where accelerate filled it up
+        from the beginning, cuts it by the number of *prompts*.
+        """
+        self._reports.pop("eval", None)
+        self._evaluation_rows = _rows(dataloader, self.num_generations_eval, self.args.dataloader_drop_last)
+        output = super().evaluation_loop(dataloader, description, *args, **kwargs)
+        self._evaluation_rows = None
+        found = average(self._reports.get("eval", []), self.objective.metric_kinds(), one_set=True)
+        for name in output.metrics:
+            if name.endswith("_loss") and "loss/total" in found:
+                output.metrics[name] = found["loss/total"]
+        return output
 
     # Metrics
 
@@ -231,7 +247,8 @@ class ObjectiveMixin(SamplingMixin):
         """Hand the windows' metrics to TRL's log, each weighted by what it counted."""
         mode = "train" if self.model.training else "eval"
         kinds = {**self.objective.metric_kinds(), **self._kinds}
-        for name, value in average(self._reports.pop(mode, []), kinds).items():
+        reports = self._reports.pop(mode, [])
+        for name, value in average(reports, kinds, one_set=mode == "eval").items():
             self._metrics[mode][name] = [value]
         super().log(logs, start_time)
 
@@ -269,6 +286,14 @@ def _parameters(kind: type) -> list[str]:
     """Names of the trainer's own parameters, behind subclasses that pass everything on."""
     signatures = (inspect.signature(base.__init__).parameters for base in kind.__mro__)  # type: ignore[misc]
     return next(list(one)[1:] for one in signatures if "reward_funcs" in one)
+
+
+def _rows(dataloader: Any, num_generations: int, drop_last: bool) -> int | None:
+    """Sequences of an evaluation; None where the data set does not know, or nothing is filled up."""
+    try:
+        return None if drop_last else len(dataloader.dataset) * num_generations
+    except (AttributeError, TypeError):  # a stream has no length
+        return None
 
 
 def _one_of(argument: ObjectiveLike | None, attribute: ObjectiveLike | None, config: Any) -> ObjectiveLike:

@@ -185,6 +185,9 @@ OPTIONS: dict[str, Option] = {
 }
 
 INHERITED: dict[str, Option] = {
+    "per_device_train_batch_size": Option(
+        "read", "A micro-batch: how the window is cut, which changes nothing else."
+    ),
     "gradient_accumulation_steps": Option(
         "read", "The window: one optimizer step over all of its micro-batches."
     ),
@@ -194,15 +197,21 @@ INHERITED: dict[str, Option] = {
     ),
     "gradient_checkpointing": Option("kept"),
     "bf16": Option("kept", "Log-probabilities are raised to float32; statistics are float64."),
+    "fp16": Option("kept", "A skipped step leaves the gradient scaler as it was."),
+    "torch_compile": Option("kept", "Not tested; losses and estimators themselves are not compiled."),
+    "fsdp": Option("kept", "Not tested."),
     "deepspeed": Option(
         "kept", "ZeRO 1 to 3. Write `gradient_clipping` into its config; DeepSpeed clips at 1.0 without."
     ),
     "eval_strategy": Option(
-        "kept", "Evaluation uses the same objective, over one evaluation batch at a time."
+        "kept",
+        "Evaluation uses the same objective, over one evaluation batch at a time; in `eval_loss` every sequence of the "
+        "data set counts once, whatever the last batch holds.",
     ),
     "resume_from_checkpoint": Option(
         "kept", "A rollout that was not used up is stored in the checkpoint and continued."
     ),
+    "logging_steps": Option("kept", "Metrics of the steps in between are weighted by what they counted."),
     "average_tokens_across_devices": Option("kept", "Without effect, here as in TRL."),
 }
 """Inherited options worth a word; every other option of `TrainingArguments` is kept."""

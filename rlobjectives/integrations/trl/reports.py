@@ -9,7 +9,9 @@ from rlobjectives.statistics import Maximum, Stat, Sum
 __all__ = ["average"]
 
 
-def average(reports: list[dict[str, float]], kinds: Mapping[str, type[Stat]]) -> dict[str, float]:
+def average(
+    reports: list[dict[str, float]], kinds: Mapping[str, type[Stat]], *, one_set: bool = False
+) -> dict[str, float]:
     """Put the reports of several windows together, each weighing as much as what it counted.
 
     Means are weighted by the window's tokens (reward metrics by its sequences), so logging every ten steps gives
@@ -18,6 +20,8 @@ def average(reports: list[dict[str, float]], kinds: Mapping[str, type[Stat]]) ->
     Args:
         reports: What `Window.summarize` returned, one a window.
         kinds: The statistic behind each metric.
+        one_set: The windows are pieces of one data set (evaluation) and not steps: a loss weighs as much as its
+            window has sequences.
 
     Example:
         >>> from rlobjectives.statistics import Mean
@@ -32,10 +36,11 @@ def average(reports: list[dict[str, float]], kinds: Mapping[str, type[Stat]]) ->
         kind = kinds.get(name)
         if kind is Maximum:
             merged[name] = max(values)
-        elif kind is Sum or name.startswith(("window/", "sampling/")):
+        elif name.startswith(("window/", "sampling/")) or (kind is Sum and not one_set):
             merged[name] = sum(values) / len(values)
         else:
-            unit = "window/sequences" if name.startswith("reward/") else "window/tokens"
+            by_sequence = kind is Sum or name.startswith("reward/")
+            unit = "window/sequences" if by_sequence else "window/tokens"
             weights = [report.get(unit, 1.0) for report in found]
             total = sum(weights)
             merged[name] = (

@@ -54,6 +54,7 @@ def global_rollouts(
     layout: PaddedLayout,
     accelerator: Any,
     columns: Mapping[str, Tensor] | None = None,
+    genuine: int | None = None,
 ) -> Rollouts:
     """Rollouts of all ranks; every rank builds the same.
 
@@ -64,6 +65,7 @@ def global_rollouts(
         layout: This rank's tokens.
         accelerator: Gathers the masks.
         columns: Token columns that the estimator reads, of this rank.
+        genuine: Only the first so many rows are data; the rest fill up a last batch.
 
     Raises:
         NonFiniteError: If a reward is infinite, on all ranks.
@@ -78,13 +80,14 @@ def global_rollouts(
             f"rewards has {rewards.shape[0]} rows, the ranks hold {mask.shape[0]} sequences and a group has "
             f"{num_generations}. TRL's global batch must be whole groups; check rollout_func and the batch sizes."
         )
+    rewards, mask = rewards[:genuine], mask[:genuine]
     return Rollouts(
         rewards=rewards,
         scored=~torch.isnan(rewards),
         group_ids=torch.arange(rewards.shape[0], device=rewards.device) // num_generations,
         layout=PaddedLayout(mask.to(rewards.device)),
         reward_names=unique_names(names),
-        **{name: everywhere(column) for name, column in (columns or {}).items()},  # type: ignore[arg-type]
+        **{name: everywhere(column)[:genuine] for name, column in (columns or {}).items()},  # type: ignore[arg-type]
     )
 
 

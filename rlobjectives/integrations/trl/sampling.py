@@ -41,6 +41,7 @@ class SamplingMixin(Host):
         self._generation = 0
         self._sampling_stats: dict[str, list[Stat]] = {}
         self._kinds: dict[str, type[Stat]] = {}
+        self._evaluation_rows: int | None = None  # still to come, where known
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
@@ -78,6 +79,8 @@ class SamplingMixin(Host):
         self._rows, self._group_size = output["completion_mask"].shape[0], group_size
         layout = token_layout(output)
         self._keep_logprobs(output, mode)
+        start, everywhere = self._rows * self.accelerator.process_index, self._rewards.shape[0]
+        genuine = everywhere if mode == "train" else self._genuine_rows(everywhere)
         rollouts = global_rollouts(
             self._rewards,
             self.reward_func_names,
@@ -85,22 +88,32 @@ class SamplingMixin(Host):
             layout,
             self.accelerator,
             columns=self._estimator_columns(output),
-        )
-        local = slice(
-            self._rows * self.accelerator.process_index, self._rows * (self.accelerator.process_index + 1)
+            genuine=genuine,
         )
         if group_size < self.objective.capabilities.min_group_size:  # evaluation only; said at set-up
             output["advantages"] = None
             return output, Scored(rollouts, rollouts.rewards[:, 0], None)
         scored = score(rollouts, self.objective.estimator)
-        estimate = scored.estimate[local]
+        rows = torch.arange(start, start + self._rows, device=rollouts.rewards.device)
+        if genuine < everywhere:
+            output[KEPT] = (rows < genuine).to(layout.device)
+        # Rows that only fill up the batch borrow the last one's numbers; no token of theirs counts.
+        estimate = scored.estimate[rows.clamp_max(genuine - 1)]
         output["advantages"] = (
             estimate[:, : layout.shape[1]] if self.objective.estimator.token_level else estimate
         )
-        output[GROUP] = rollouts.group_ids[local] + self._generation * rollouts.groups.count
+        output[GROUP] = rows // group_size + self._generation * (everywhere // group_size)
         output[GENERATED_AT] = torch.tensor(self.state.global_step)
         self._report_rewards(scored, mode)
         return output, scored
+
+    def _genuine_rows(self, everywhere: int) -> int:
+        """How many rows of an evaluation batch are data; accelerate fills up the last one from the beginning."""
+        if self._evaluation_rows is None:
+            return everywhere
+        genuine = min(everywhere, self._evaluation_rows)
+        self._evaluation_rows -= genuine
+        return genuine or everywhere
 
     def _keep_logprobs(self, output: dict[str, Any], mode: str) -> None:
         """Log-probabilities under the weights that sampled, where TRL leaves them out and something reads them."""
@@ -154,6 +167,7 @@ class SamplingMixin(Host):
         if self.objective.estimator.token_level:
             estimate = layout.segment_sum(estimate) / layout.token_counts().clamp_min(1.0)
         column = (estimate if estimate.dim() == 1 else estimate[:, 0]).tolist()
+        column += [0.0] * (self._rewards.shape[0] - len(column))
         logged = self._logs["advantages"]
         for _ in range(min(len(column), len(logged))):
             logged.pop()

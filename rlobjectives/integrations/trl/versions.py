@@ -7,7 +7,15 @@ from importlib import metadata
 
 from rlobjectives.errors import RLObjectivesError
 
-__all__ = ["BROKEN", "FIRST", "NEXT", "UnsupportedVersionError", "check_version", "installed_version"]
+__all__ = [
+    "BROKEN",
+    "FIRST",
+    "NEXT",
+    "RANGE",
+    "UnsupportedVersionError",
+    "check_version",
+    "installed_version",
+]
 
 FIRST = (1, 0)
 """First supported version."""
@@ -15,6 +23,9 @@ NEXT = (1, 17)
 """First version that has not been tested; it may rename the private methods this adapter overrides."""
 BROKEN = ((1, 15, 0),)
 """Versions in between that fail by themselves (1.15.0 cannot be imported without Triton)."""
+
+RANGE = "trl>=1.0,!=1.15.0,<1.17"
+"""All of it, as pip writes it."""
 
 
 class UnsupportedVersionError(RLObjectivesError, ImportError):
@@ -62,6 +73,5 @@ def check_version(version: str) -> None:
     else:
         return
     raise UnsupportedVersionError(
-        f"TRL {version} is not supported: {reason}. Supported: trl>=1.0,!=1.15.0,<1.17. "
-        "Run: pip install 'trl>=1.0,!=1.15.0,<1.17'."
+        f"TRL {version} is not supported: {reason}. Supported: {RANGE}. Run: pip install '{RANGE}'."
     )

@@ -20,7 +20,7 @@ from trl import GRPOConfig
 
 from rlobjectives.integrations.trl import ObjectiveGRPOTrainer
 from tests.integrations.trl import tiny
-from tests.integrations.trl.settings import SETTINGS, Setting
+from tests.integrations.trl.settings import SETTINGS, Setting, history, made_of
 
 ZERO3 = {
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
@@ -54,7 +54,8 @@ def parameters(trained: Any) -> torch.Tensor:
 def run(setting: Setting, mode: str, folder: str) -> dict[str, Any]:
     overrides = dict(setting.options)
     ranks = int(os.environ["WORLD_SIZE"])
-    overrides["per_device_train_batch_size"] = overrides.get("per_device_train_batch_size", 8) // ranks
+    for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):
+        overrides[name] = overrides.get(name, 8) // ranks
     if mode == "zero3":
         file = Path(folder) / "ds3.json"
         file.write_text(json.dumps(ZERO3))
@@ -62,8 +63,7 @@ def run(setting: Setting, mode: str, folder: str) -> dict[str, Any]:
         overrides["accelerator_config"] = {"use_configured_state": True}
         AcceleratorState._reset_state()  # one DeepSpeed plugin each; the process group stays
     config = GRPOConfig(**tiny.options(**overrides))
-    where = {"model": tiny.saved()} if setting.reference else {}
-    trained = tiny.trainer(ObjectiveGRPOTrainer, config, objective=setting.objective, **where)
+    trained = tiny.trainer(ObjectiveGRPOTrainer, config, **made_of(setting))
     if mode == "zero3":
         assert str(trained.accelerator.distributed_type).endswith("DEEPSPEED")
     if setting.spoil is not None:
@@ -75,8 +75,7 @@ def run(setting: Setting, mode: str, folder: str) -> dict[str, Any]:
         error = f"{type(raised).__name__}: {raised}"
         if not setting.fails:
             raise
-    history = [entry for entry in trained.state.log_history if "window/tokens" in entry]
-    return {"parameters": None if error else parameters(trained), "history": history, "error": error}
+    return {"parameters": None if error else parameters(trained), "history": history(trained), "error": error}
 
 
 def main(out: str, mode: str) -> None:

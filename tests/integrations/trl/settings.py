@@ -10,7 +10,7 @@ import torch
 
 from rlobjectives import GDPO, GRPO, Objective, PromptMean
 from tests.integrations.trl import tiny
-from tests.integrations.trl.parts import FIRST, MeanDrift, fed, rotate
+from tests.integrations.trl.parts import FIRST, REWARDS, STEPS, MeanDrift, fed, rotate
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class Setting:
         spoil: Changes the trainer before it trains.
         fails: An error is the expected outcome.
         reference: The model comes from a folder, so that TRL can make a reference policy.
+        rewards: Reward functions; those of `tiny` by default.
+        evaluated: Prompts of an evaluation at the end; 0 for none.
         modes: Where it runs.
     """
 
@@ -31,6 +33,8 @@ class Setting:
     spoil: Callable[[Any], None] | None = None
     fails: bool = False
     reference: bool = False
+    rewards: tuple[Any, ...] = ()
+    evaluated: int = 0
     modes: tuple[str, ...] = ("ddp", "zero3")
 
 
@@ -78,8 +82,26 @@ DRIFT = Objective(estimator=GDPO(), policy_loss=MeanDrift())
 PROMPTS = Objective(estimator=GRPO(), reduction=PromptMean())
 
 SETTINGS: dict[str, Setting] = {
+    # Each objective for two steps on one rollout, so that the second is off policy.
     "every_objective": Setting(
-        {"max_steps": len(fed()), "learning_rate": 0.1}, objective=FIRST, spoil=rotate, reference=True
+        {"max_steps": STEPS * len(fed()), "num_iterations": STEPS, "learning_rate": 0.05},
+        objective=FIRST,
+        spoil=rotate,
+        rewards=REWARDS,
+        reference=True,
+    ),
+    # Twelve sequences to evaluate, eight at a time: two ranks fill up the last batch from the beginning.
+    "evaluation": Setting(
+        {
+            "max_steps": 1,
+            "do_eval": True,
+            "eval_strategy": "steps",
+            "eval_steps": 1,
+            "per_device_eval_batch_size": 8,
+            "learning_rate": 0.0,
+        },
+        objective={"name": "rloo"},
+        evaluated=3,
     ),
     # One prompt's four completions on two ranks, two passes, two micro-batches.
     "split_groups": Setting(
@@ -105,6 +127,23 @@ SETTINGS: dict[str, Setting] = {
 }
 
 
+def made_of(setting: Setting) -> dict[str, Any]:
+    """What the trainer is given besides its configuration."""
+    found: dict[str, Any] = {"objective": setting.objective}
+    if setting.reference:
+        found["model"] = tiny.saved()
+    if setting.rewards:
+        found["reward_funcs"] = list(setting.rewards)
+    if setting.evaluated:
+        found["eval_dataset"] = tiny.prompts(setting.evaluated)
+    return found
+
+
+def history(trained: Any) -> list[dict[str, float]]:
+    """Log lines of windows and of evaluations."""
+    return [entry for entry in trained.state.log_history if "window/tokens" in entry or "eval_loss" in entry]
+
+
 def reference(setting: Setting) -> Any:
     """The one-process run."""
     from trl import GRPOConfig
@@ -112,8 +151,7 @@ def reference(setting: Setting) -> Any:
     from rlobjectives.integrations.trl import ObjectiveGRPOTrainer
 
     config = GRPOConfig(**tiny.options(**setting.options))
-    where = {"model": tiny.saved()} if setting.reference else {}
-    trained = tiny.trainer(ObjectiveGRPOTrainer, config, objective=setting.objective, **where)
+    trained = tiny.trainer(ObjectiveGRPOTrainer, config, **made_of(setting))
     if setting.spoil is not None:
         setting.spoil(trained)
     trained.train()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 
 import pytest
 
@@ -157,7 +158,9 @@ def test_accumulation_shorter_than_generation_uses_the_steps_own_tokens() -> Non
     stock, ours = losses
     # Advantage 1 and a policy that stands still: every token's loss is −1, and so is any mean over tokens.
     assert [float(loss) for loss in ours[:2]] == pytest.approx([-1.0, -1.0], abs=1e-3)
-    assert [float(loss) for loss in stock[:2]] == pytest.approx([-1.176, -0.8235], abs=1e-3)
+    # Older releases also forget that a step is only half of the generation batch.
+    half = 1.0 if "/ self.args.steps_per_generation" in inspect.getsource(GRPOTrainer) else 0.5
+    assert [float(loss) for loss in stock[:2]] == pytest.approx([-1.176 * half, -0.8235 * half], abs=1e-3)
 
 
 def constant_objective() -> Objective:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,14 @@ from trl import GRPOTrainer, RLOOTrainer
 
 from rlobjectives.errors import RLObjectivesError
 from rlobjectives.integrations.trl.host import CONTRACT
-from rlobjectives.integrations.trl.versions import UnsupportedVersionError, check_version
+from rlobjectives.integrations.trl.versions import (
+    BROKEN,
+    FIRST,
+    NEXT,
+    RANGE,
+    UnsupportedVersionError,
+    check_version,
+)
 
 
 @pytest.mark.parametrize("kind", [GRPOTrainer, RLOOTrainer])
@@ -53,6 +61,19 @@ def test_unsupported(version: str, reason: str) -> None:
     assert isinstance(caught.value, UnsupportedVersionError)
     assert isinstance(caught.value, RLObjectivesError)
     assert "pip install" in str(caught.value)
+
+
+def test_the_range_is_the_same_everywhere() -> None:
+    root = Path(__file__).resolve().parents[3]
+    for page in (
+        "pyproject.toml",
+        "docs/coming_from_trl.md",
+        "docs/trl_versions.md",
+        "tools/trl_versions.py",
+    ):
+        assert RANGE in (root / page).read_text(encoding="utf-8"), page
+    first, broken, after = (".".join(map(str, one)) for one in (FIRST, BROKEN[0], NEXT))
+    assert f"trl>={first},!={broken},<{after}" == RANGE
 
 
 def test_import_fails_with_a_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,24 +114,53 @@ def test_a_resumed_run_takes_the_same_next_steps(tmp_path: Path) -> None:
     assert history(whole, "loss/total")[3:] == history(again, "loss/total")[-3:]
 
 
-def test_evaluation_uses_the_objective() -> None:
+def evaluated(per_batch: int, prompts: int, objective: Any = "gdpo") -> Any:
     options = tiny.options(
         max_steps=1,
         do_eval=True,
         eval_strategy="steps",
         eval_steps=1,
-        per_device_eval_batch_size=4,
+        per_device_eval_batch_size=per_batch,
         learning_rate=0.0,
     )
-    # As many prompts as rows in a batch: accelerate cuts the last batch of any other number from the averaged loss.
     trained = tiny.trainer(
-        ObjectiveGRPOTrainer, GRPOConfig(**options), objective="gdpo", eval_dataset=tiny.prompts(4)
+        ObjectiveGRPOTrainer, GRPOConfig(**options), objective=objective, eval_dataset=tiny.prompts(prompts)
     )
+    step, trained.losses = trained.prediction_step, []
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        found = step(*args, **kwargs)
+        trained.losses.append(float(found[0]))
+        return found
+
+    trained.prediction_step = noted
     trained.train()
+    return trained
+
+
+def test_evaluation_uses_the_objective() -> None:
+    trained = evaluated(4, 1)
     assert history(trained, "eval_window/sequences") == [4.0]
-    assert history(trained, "eval_loss")[0] == pytest.approx(history(trained, "eval_loss/total")[0], abs=1e-5)
+    assert history(trained, "eval_loss") == history(trained, "eval_loss/total")
+    assert history(trained, "eval_loss")[0] == pytest.approx(trained.losses[0], abs=1e-6)
+    assert abs(trained.losses[0]) > 1e-3
     assert history(trained, "eval_reward/even/mean")
     assert len(history(trained, "window/tokens")) == 1
+
+
+def test_every_evaluated_sequence_counts_once() -> None:
+    """Five prompts, four completions of each: two full batches of eight and a ragged one of four."""
+    # A mean over sequences and a baseline from the group alone: no batch size may matter.
+    mean = {"name": "rloo", "reduction": SequenceMean()}
+    ragged, whole = evaluated(8, 5, mean), evaluated(20, 5, mean)
+    for name in ("eval_loss", "eval_loss/total", "eval_reward/even/mean"):
+        assert history(ragged, name) == pytest.approx(history(whole, name), abs=1e-6), name
+    assert history(ragged, "eval_window/sequences") == pytest.approx([20 / 3])
+    one, two, three = ragged.losses
+    assert history(ragged, "eval_loss")[0] == pytest.approx((8 * one + 8 * two + 4 * three) / 20, abs=1e-6)
+    # The Trainer repeats each loss eight times and cuts the last to 5 % 8 rows, for it counts prompts.
+    theirs = (8 * one + 8 * two + 5 * three) / 21
+    assert theirs != pytest.approx(history(whole, "eval_loss")[0], abs=1e-4)
 
 
 def test_evaluation_with_one_completion_logs_rewards_only() -> None:

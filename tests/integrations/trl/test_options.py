@@ -41,6 +41,7 @@ def test_every_option_has_a_line(config: type) -> None:
 
 def test_the_table_names_no_option_twice_and_only_real_ones() -> None:
     assert not set(OPTIONS) & set(INHERITED)
+    assert set(INHERITED) <= BASE
     known = {one.name for kind in (GRPOConfig, RLOOConfig) for one in dataclasses.fields(kind)}
     # Options that only some supported versions have.
     gone = {"use_transformers_paged", "vllm_importance_sampling_cap"}

@@ -13,7 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 from rlobjectives import GDPO, GRPO, NonFiniteError, Objective, PromptMean, TokenMean
 from rlobjectives.integrations.trl import ObjectiveGRPOTrainer
 from tests.integrations.trl import tiny
-from tests.integrations.trl.parts import FIRST, MeanDrift, fed, rotate
+from tests.integrations.trl.parts import FIRST, REWARDS, STEPS, MeanDrift, Snapshots, fed, rotate
 
 TOLERANCE = 2e-6
 
@@ -37,22 +37,41 @@ def cut(micro_batches: int) -> dict[str, int]:
     }
 
 
-def test_every_fed_objective_is_the_same_for_any_cut() -> None:
-    """One objective a step, all of them in one run."""
-    steps = {"max_steps": len(fed()), "learning_rate": 0.1}
-    model = {"model": tiny.saved()}
-    one, trained = run(FIRST, spoil=rotate, extra=model, **{**cut(1), **steps})
+def snapshots(micro_batches: int) -> dict[str, Tensor]:
+    """Parameters after every registered objective had a fresh and a stale step, one after the other."""
+    kept: list[Snapshots] = []
+
+    def spoil(trained: object) -> None:
+        rotate(trained)
+        kept.append(Snapshots(trained))
+        trained.add_callback(kept[0])
+
+    steps = {"max_steps": STEPS * len(fed()), "num_iterations": STEPS, "learning_rate": 0.05}
+    extra = {"model": tiny.saved(), "reward_funcs": list(REWARDS)}
+    _, trained = run(FIRST, spoil=spoil, extra=extra, **{**cut(micro_batches), **steps})
     losses = [entry["loss/total"] for entry in trained.state.log_history if "loss/total" in entry]
-    assert len(losses) == len(fed()) >= 27
-    many, _ = run(FIRST, spoil=rotate, extra=model, **{**cut(8), **steps})
-    assert float((one - many).abs().max()) <= TOLERANCE
+    assert len(losses) == STEPS * len(fed())
+    return kept[0].taken
 
 
-@pytest.mark.parametrize("micro_batches", [2, 4])
-def test_the_cuts_in_between(micro_batches: int) -> None:
-    one, _ = run("gdpo", **cut(1))
-    other, _ = run("gdpo", **cut(micro_batches))
-    assert float((one - other).abs().max()) <= TOLERANCE
+@pytest.fixture(scope="module")
+def whole() -> dict[str, Tensor]:
+    return snapshots(1)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 4, 8])
+def test_every_fed_objective_is_the_same_for_any_cut(micro_batches: int, whole: dict[str, Tensor]) -> None:
+    """8×1, 4×2, 2×4 and 1×8, with ratios that are 1 and that are not."""
+    assert len(fed()) >= 27
+    found = snapshots(micro_batches)
+    assert whole.keys() == found.keys() == set(fed())
+    gaps = {name: float((found[name] - whole[name]).abs().max()) for name in fed()}
+    assert max(gaps.values()) <= TOLERANCE, gaps
+    # Every one of them moved the weights, twice.
+    before = tiny.parameters(tiny.trainer(GRPOTrainer, GRPOConfig(**tiny.options())))
+    for name in fed():
+        assert float((whole[name] - before).abs().max()) > 1e-5, name
+        before = whole[name]
 
 
 def test_generation_longer_and_shorter_than_the_step_and_two_passes() -> None:
@@ -132,11 +151,11 @@ def test_an_empty_window_changes_nothing() -> None:
     assert float((skipped - before).abs().max()) > 1e-3
     rates = [entry["learning_rate"] for entry in trained.state.log_history if "learning_rate" in entry]
     assert rates[0] == rates[1]
-    # Stock TRL steps: weight decay alone moves the weights.
+    # Stock TRL steps: weight decay alone moves the weights (and in 1.0 nothing over nothing makes them NaN).
     stock = tiny.trainer(GRPOTrainer, GRPOConfig(**tiny.options(max_steps=1, **decay)))
     empty(stock)
     stock.train()
-    assert float((tiny.parameters(stock) - before).abs().max()) > 1e-3
+    assert not float((tiny.parameters(stock) - before).abs().max()) <= 1e-3
 
 
 def spoiled(value: float, *, masked: bool) -> object:
@@ -190,23 +209,36 @@ def test_a_bad_value_at_a_counted_token_is_an_error_before_the_step() -> None:
     assert torch.equal(before, tiny.parameters(trained))
 
 
-def test_a_log_ratio_of_95_stays_finite() -> None:
-    def moved(trained: object) -> None:
-        """Old log-probabilities as sampled; in training one token is 95 nats away."""
-        compute = trained._get_per_token_logps_and_entropies
-        spoil = spoiled(95.0, masked=False)
-        spoil(trained)
-        changed = trained._get_per_token_logps_and_entropies
-        trained._get_per_token_logps_and_entropies = lambda model, *args, **kwargs: (
-            changed(model, *args, **kwargs) if torch.is_grad_enabled() else compute(model, *args, **kwargs)
-        )
+def drifted(trained: object) -> None:
+    """Old log-probabilities as sampled; in training one token is 95 nats away."""
+    compute = trained._get_per_token_logps_and_entropies
+    spoiled(95.0, masked=False)(trained)
+    changed = trained._get_per_token_logps_and_entropies
+    trained._get_per_token_logps_and_entropies = lambda model, *args, **kwargs: (
+        changed(model, *args, **kwargs) if torch.is_grad_enabled() else compute(model, *args, **kwargs)
+    )
 
+
+def test_a_log_ratio_of_95_stays_finite_here_and_ruins_stock() -> None:
     shape = {"steps_per_generation": 2, "max_steps": 1, "gradient_accumulation_steps": 1}
     after, trained = run(
-        {"name": "gdpo", "estimator": "tests.integrations.trl.test_windows:minus_one"}, spoil=moved, **shape
+        {"name": "gdpo", "estimator": "tests.integrations.trl.test_windows:minus_one"}, spoil=drifted, **shape
     )
     assert torch.isfinite(after).all()
     assert trained.state.log_history[0]["policy/ratio_max"] == pytest.approx(torch.tensor(20.0).exp().item())
+
+    stock = tiny.trainer(GRPOTrainer, GRPOConfig(**tiny.options(**shape)))
+    scored = stock._generate_and_score_completions
+
+    def pushed_down(inputs: object) -> dict:
+        output = scored(inputs)
+        output["advantages"] = -torch.ones_like(output["advantages"])
+        return output
+
+    stock._generate_and_score_completions = pushed_down
+    drifted(stock)
+    stock.train()
+    assert not torch.isfinite(tiny.parameters(stock)).all()
 
 
 def minus_one(rollouts: object) -> Tensor:

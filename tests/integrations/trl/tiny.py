@@ -100,6 +100,18 @@ def short(completions: list[str], completion_ids: list[list[int]], **_: Any) -> 
     return [1.0 - 0.1 * len(ids) if ids[0] % 5 else None for ids in completion_ids]
 
 
+def right(completions: list[str], **_: Any) -> list[float]:
+    """One answer of each group; for batches of whole groups on every rank."""
+    return [float(row % GROUP == 1) for row in range(len(completions))]
+
+
+def brief(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float | None]:
+    return [
+        (0.5 * (len(ids) < 5) if row % GROUP in (1, 2) else 0.0) if ids[-1] % 7 else None
+        for row, ids in enumerate(completion_ids)
+    ]
+
+
 def options(**overrides: Any) -> dict[str, Any]:
     return {
         "output_dir": tempfile.mkdtemp(prefix="trl-"),
