@@ -175,6 +175,7 @@ class CriticMixin(ObjectiveMixin):
         if first:
             if self.critic_warmup_steps or self.critic_epochs:
                 self._resting = RestingGroups(self.single_optimizer())
+                engine.complete_state(self._resting.optimizer)
             self._watch = MovementWatch(
                 self.watched_parameters(), name="The value head", communicator=engine.communicator()
             )

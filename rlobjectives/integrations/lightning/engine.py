@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from rlobjectives.distributed import Communicator
 from rlobjectives.errors import CapabilityError, NonFiniteError
+from rlobjectives.integrations.lightning.resting import make_missing_state
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -97,6 +98,13 @@ class Engine(abc.ABC):
         """Forget gradients of weights that are not to be stepped, so that neither norm nor optimizer sees them."""
         for parameter in absent:
             parameter.grad = None
+
+    def complete_state(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: B027  # most need no state early
+        """Make the optimizer state that weights which rest do not have yet, where checkpoints insist on it.
+
+        Args:
+            optimizer: The module's own optimizer, before the first backward.
+        """
 
     def step(self, optimizer: LightningOptimizer, clip: float | None) -> Tensor:
         """Clip, update the weights and clear the gradients.
@@ -171,6 +179,10 @@ class FSDP2Engine(Engine):
             if isinstance(part, FSDPModule):
                 part.set_requires_gradient_sync(last, recurse=False)
         yield
+
+    def complete_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make zeros for every weight without state: a distributed checkpoint is loaded for all weights or none."""
+        make_missing_state(optimizer)
 
 
 class DeepSpeedEngine(Engine):

@@ -6,11 +6,13 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from rlobjectives.errors import CapabilityError
 
-__all__ = ["CRITIC_GROUP", "RestingGroups"]
+__all__ = ["CRITIC_GROUP", "RestingGroups", "make_missing_state"]
 
 CRITIC_GROUP = "critic"
 """First letters of the ``name`` of an optimizer's parameter group that trains the critic."""
@@ -53,6 +55,7 @@ class RestingGroups:
                 f"The optimizer's parameter groups are named {names}; which are the critic's? Give each group a name, "
                 f'{{"params": …, "name": "{CRITIC_GROUP}"}} for the critic\'s and another one for the policy\'s.'
             )
+        self.optimizer: Optimizer = innermost
         self._on = False
         innermost.register_step_pre_hook(self._before_step)
 
@@ -72,3 +75,36 @@ class RestingGroups:
             if not str(group.get("name", "")).startswith(CRITIC_GROUP):
                 for parameter in group["params"]:
                     parameter.grad = None
+
+
+def make_missing_state(optimizer: Optimizer) -> None:
+    """Give each weight that has no optimizer state the one it would have before its first step: zeros.
+
+    Optimizers make their state in a weight's first step. A step with a gradient and a learning rate of zero makes it
+    and moves nothing; what it counted is set back.
+
+    Args:
+        optimizer: Adam, AdamW, RMSprop, SGD, or another one whose state begins as zeros; without any gradient.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = torch.optim.AdamW([weight], weight_decay=0.1)
+        >>> make_missing_state(optimizer)
+        >>> optimizer.state[weight]["step"].item(), weight.tolist()
+        (0.0, [1.0, 1.0])
+    """
+    every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    missing = [one for one in every if one.requires_grad and one not in optimizer.state]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
+    for parameter in missing:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for parameter in missing:
+        parameter.grad = None
+        for value in optimizer.state.get(parameter, {}).values():
+            if isinstance(value, Tensor):
+                value.zero_()
