@@ -19,6 +19,7 @@ from rlobjectives.integrations.lightning.scoring import (
     score_sequences_with_values,
     values_of_frozen_model,
 )
+from rlobjectives.integrations.lightning.sharding import shard_blocks
 from rlobjectives.integrations.transformers.value import CausalLMWithValue, ValueHead
 
 __all__ = ["CausalLMActorCritic"]
@@ -129,29 +130,8 @@ class CausalLMActorCritic(CriticMixin, CausalLMPolicy):
     def configure_model(self) -> None:
         """Shard the critic like the policy where the strategy wants the module to do it itself (FSDP2)."""
         super().configure_model()
-        mesh = self.device_mesh
-        if mesh is None:
-            return
-        shard_critic(self.critic or self.value_head, mesh["data_parallel"])
-
-
-def shard_critic(critic: nn.Module, mesh: Any) -> None:
-    """Shard a critic with FSDP2: each block, the float32 head by itself, then the rest; twice is once.
-
-    Args:
-        critic: A `CausalLMWithValue`, or a `ValueHead` alone.
-        mesh: One-dimensional device mesh.
-    """
-    from torch.distributed.fsdp import FSDPModule, fully_shard
-
-    if isinstance(critic, FSDPModule):
-        return
-    backbone = getattr(critic, "backbone", None)
-    blocks = set(getattr(backbone, "_no_split_modules", None) or ())
-    for part in list(critic.modules()):
-        if type(part).__name__ in blocks or (isinstance(part, ValueHead) and part is not critic):
-            fully_shard(part, mesh=mesh)
-    fully_shard(critic, mesh=mesh)
+        if self.device_mesh is not None:
+            shard_blocks(self.critic or self.value_head, self.device_mesh["data_parallel"])
 
 
 def _own_critic(policy: nn.Module, source: str | None) -> CausalLMWithValue:

@@ -95,6 +95,8 @@ class CausalLMWithValue(nn.Module):
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.backbone = backbone
         self.value_head = ValueHead(hidden_size or int(text.hidden_size))
+        # What FSDP2 shards by itself, by Hugging Face's name for it; the head has a precision of its own.
+        self._no_split_modules = [*(getattr(backbone, "_no_split_modules", None) or ()), "ValueHead"]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Values ``[n, t]`` in reward units, float32, 0 at padding. Differentiable.
