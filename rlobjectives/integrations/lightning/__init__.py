@@ -1,11 +1,13 @@
 """Lightning: train any policy module with an objective, on one process, DDP, DeepSpeed ZeRO or FSDP2."""
 
+from rlobjectives.integrations.lightning.actor_critic import CausalLMActorCritic
 from rlobjectives.integrations.lightning.callbacks import (
     ExportModel,
     PolicyProgressBar,
     RunHistory,
     SaveCompletions,
 )
+from rlobjectives.integrations.lightning.critic import CriticMixin
 from rlobjectives.integrations.lightning.data import PromptDataModule
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.mixin import ObjectiveMixin
@@ -16,7 +18,9 @@ from rlobjectives.integrations.lightning.strategy import DeepSpeedCPUStrategy, r
 from rlobjectives.integrations.lightning.transcript import Transcript
 
 __all__ = [
+    "CausalLMActorCritic",
     "CausalLMPolicy",
+    "CriticMixin",
     "DeepSpeedCPUStrategy",
     "Experience",
     "ExportModel",

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from rlobjectives.distributed import Communicator
 from rlobjectives.errors import CapabilityError, NonFiniteError
+from rlobjectives.integrations.lightning.resting import make_missing_state
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -80,6 +81,31 @@ class Engine(abc.ABC):
         """Accumulate the gradient of a loss."""
         self.module.manual_backward(loss)
 
+    def attach(self, loss: Tensor, absent: Iterable[nn.Parameter]) -> Tensor:
+        """Let weights that a forward left out take part in its backward, where the strategy insists on it.
+
+        Args:
+            loss: The loss of that forward.
+            absent: Trainable weights that it did not use; the same on all ranks.
+
+        Returns:
+            The same number.
+        """
+        del absent
+        return loss
+
+    def discard(self, absent: Iterable[nn.Parameter]) -> None:
+        """Forget gradients of weights that are not to be stepped, so that neither norm nor optimizer sees them."""
+        for parameter in absent:
+            parameter.grad = None
+
+    def complete_state(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: B027  # most need no state early
+        """Make the optimizer state that weights which rest do not have yet, where checkpoints insist on it.
+
+        Args:
+            optimizer: The module's own optimizer, before the first backward.
+        """
+
     def step(self, optimizer: LightningOptimizer, clip: float | None) -> Tensor:
         """Clip, update the weights and clear the gradients.
 
@@ -116,6 +142,12 @@ class DDPEngine(Engine):
         with contextlib.nullcontext() if last else self.strategy.block_backward_sync():
             yield
 
+    def attach(self, loss: Tensor, absent: Iterable[nn.Parameter]) -> Tensor:
+        """Give every absent weight a gradient of zero: the reducer waits until each one has had its turn."""
+        for parameter in absent:
+            loss = loss + parameter.flatten()[:0].sum().to(loss.dtype)  # the sum of nothing, and not 0 × weight
+        return loss
+
 
 class FSDP2Engine(Engine):
     """`fully_shard` under `ModelParallelStrategy`: reduce-scatter in the backward of the last micro-batch."""
@@ -148,6 +180,10 @@ class FSDP2Engine(Engine):
                 part.set_requires_gradient_sync(last, recurse=False)
         yield
 
+    def complete_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make zeros for every weight without state: a distributed checkpoint is loaded for all weights or none."""
+        make_missing_state(optimizer)
+
 
 class DeepSpeedEngine(Engine):
     """DeepSpeed ZeRO: the engine clips, steps, clears gradients and must be told where a window ends."""
@@ -169,6 +205,9 @@ class DeepSpeedEngine(Engine):
         if engine.zero_optimization_stage() == 3:
             engine.optimizer.empty_partition_cache()
 
+    def discard(self, absent: Iterable[nn.Parameter]) -> None:
+        """Nothing: the engine keeps gradients in buffers of its own, zero for weights that no backward reached."""
+
     def step(self, optimizer: LightningOptimizer, clip: float | None) -> Tensor:
         """Step through the engine, whose configuration carries the clipping value (see `configure`)."""
         engine = self.strategy.model
@@ -179,6 +218,10 @@ class DeepSpeedEngine(Engine):
             )
         optimizer.step()
         norm = torch.as_tensor(engine.get_global_grad_norm())
+        if engine.zero_optimization_stage() == 3:
+            # ZeRO-3 overwrites this buffer where a gradient arrives and keeps the rest, so the next window would see
+            # the last gradient of every weight that it does not use itself.
+            engine.optimizer.grad_partitions_flat_buffer.zero_()
         _check_norm(norm, "DeepSpeed has already applied the step: go back to the last checkpoint.")
         return norm
 

@@ -24,6 +24,7 @@ _TOKEN_COLUMNS = (
     "ref_logprobs",
     "teacher_logprobs",
     "values",
+    "returns",
 )
 
 
@@ -47,7 +48,9 @@ class Experience:
             them.
         ref_logprobs: The same under the frozen reference policy.
         teacher_logprobs: The same under a teacher.
-        values: Critic values.
+        values: Values of the state before each token from the critic that the rollout is judged with, in reward units.
+            None lets the trainer find them, if it has a critic.
+        returns: What the critic learns to predict, in reward units; the trainer fills it in from the estimator.
         extra: What else the module's `score` reads: tensors or lists with one entry a sequence in dimension 0.
 
     Raises:
@@ -76,6 +79,7 @@ class Experience:
         ref_logprobs: Tensor | None = None,
         teacher_logprobs: Tensor | None = None,
         values: Tensor | None = None,
+        returns: Tensor | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         self.input_ids = input_ids
@@ -87,6 +91,7 @@ class Experience:
         self.ref_logprobs = ref_logprobs
         self.teacher_logprobs = teacher_logprobs
         self.values = values
+        self.returns = returns
         self.extra = dict(extra or {})
         self._check_shapes()
         # Read from the device once, here at the data boundary; copies are made without looking again.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -94,6 +94,7 @@ class ObjectiveMixin(_Base):
     """
 
     objective: Objective
+    round_type: ClassVar[type[Round]] = Round
 
     def __init__(
         self,
@@ -182,6 +183,7 @@ class ObjectiveMixin(_Base):
             max_staleness=0,
             normalize_advantages=self.normalize_advantages,
             can_prepass=True,
+            has_critic=None if self.objective.value_loss is None else False,  # the experience may bring values
             old_logprobs="recomputed",
             dropout=0.0 if self.disable_dropout else max(dropouts(self), default=0.0),
             whole_groups_per_window=True,
@@ -205,9 +207,9 @@ class ObjectiveMixin(_Base):
             )
         self.objective.check(self.trainer_facts(datamodule))
 
-    def forward(self, micro_batch: Experience) -> tuple[Tensor, Tensor | None]:
-        """`score`, reached through the strategy's wrapper."""
-        return self.score(micro_batch)
+    def forward(self, micro_batch: Experience, method: str = "score") -> Any:
+        """`score`, or another scoring method, reached through the strategy's wrapper."""
+        return getattr(self, method)(micro_batch)
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> None:
         """One rollout and its optimizer steps."""
@@ -216,7 +218,7 @@ class ObjectiveMixin(_Base):
         seed = derive_seed(base_seed(self.seed), "rollout", self.rollouts_done, engine.data_rank)
         engine.settle()
         with seeded(seed):
-            metrics = Round(self, engine).run(batch, seed)
+            metrics = self.round_type(self, engine).run(batch, seed)
         engine.settle()
         self.rollouts_done += 1
         self.log_dict(metrics, batch_size=1)

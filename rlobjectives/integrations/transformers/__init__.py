@@ -1,6 +1,6 @@
 """Adapters for Hugging Face models: packed rows, and a critic."""
 
 from rlobjectives.integrations.transformers.packed import check_packing, packed_logits
-from rlobjectives.integrations.transformers.value import CausalLMWithValue, ValueHead
+from rlobjectives.integrations.transformers.value import CausalLMWithValue, ValueHead, aligned_values
 
-__all__ = ["CausalLMWithValue", "ValueHead", "check_packing", "packed_logits"]
+__all__ = ["CausalLMWithValue", "ValueHead", "aligned_values", "check_packing", "packed_logits"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import shutil
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from rlobjectives.errors import CapabilityError
 
-__all__ = ["CausalLMWithValue", "ValueHead"]
+__all__ = ["CausalLMWithValue", "ValueHead", "aligned_values"]
 
 _HEAD = "value_head.safetensors"
 _FACTS = "value_head.json"
@@ -47,6 +48,27 @@ class ValueHead(nn.Module):
         return values
 
 
+def aligned_values(head: nn.Module, hidden: Tensor, attention: Tensor) -> Tensor:
+    """Values of the states *before* each token, from the hidden states at each token.
+
+    Args:
+        head: A `ValueHead`, or any map from ``[…, h]`` to ``[…]``.
+        hidden: Last hidden states ``[n, t, h]``.
+        attention: 0/1 ``[n, t]``, int64: the tokens that exist.
+
+    Returns:
+        ``[n, t]`` in reward units; 0 at padding and at each first token. Differentiable.
+
+    Example:
+        >>> hidden = torch.tensor([[[1.0], [2.0], [3.0]]])
+        >>> aligned_values(lambda states: states.squeeze(-1), hidden, torch.tensor([[0, 1, 1]]))
+        tensor([[0., 0., 2.]])
+    """
+    values = nn.functional.pad(head(hidden)[:, :-1], (1, 0))
+    before = nn.functional.pad(attention[:, :-1], (1, 0))
+    return torch.where((attention > 0) & (before > 0), values, 0.0)
+
+
 class CausalLMWithValue(nn.Module):
     """Values of every token of a sequence, aligned like log-probabilities.
 
@@ -54,7 +76,8 @@ class CausalLMWithValue(nn.Module):
     the first real token has no state before it, gets 0 and never counts.
 
     Args:
-        backbone: A Hugging Face causal language model; its own copy, or the policy's, whose layers are then shared.
+        backbone: A Hugging Face causal language model; its own copy (see `copy_of`), or the policy's, whose layers are
+            then shared.
         hidden_size: Width of the hidden states; by default ``backbone.config.hidden_size``.
 
     Example:
@@ -72,6 +95,8 @@ class CausalLMWithValue(nn.Module):
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.backbone = backbone
         self.value_head = ValueHead(hidden_size or int(text.hidden_size))
+        # What FSDP2 shards by itself, by Hugging Face's name for it; the head has a precision of its own.
+        self._no_split_modules = [*(getattr(backbone, "_no_split_modules", None) or ()), "ValueHead"]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Values ``[n, t]`` in reward units, float32, 0 at padding. Differentiable.
@@ -87,9 +112,30 @@ class CausalLMWithValue(nn.Module):
             # Counted from the first real token: prompts are padded on the left.
             arguments["position_ids"] = (attention.cumsum(1) - 1).clamp(min=0)
         hidden = inner(**arguments).last_hidden_state
-        values = nn.functional.pad(self.value_head(hidden)[:, :-1], (1, 0))
-        before = nn.functional.pad(attention[:, :-1], (1, 0))
-        return torch.where((attention > 0) & (before > 0), values, 0.0)
+        return aligned_values(self.value_head, hidden, attention)
+
+    @classmethod
+    def copy_of(cls, policy: nn.Module) -> CausalLMWithValue:
+        """A critic whose own backbone starts as a copy of a policy.
+
+        No value reads the copy's output layer, so that layer is frozen: strategies that wait for the gradient of every
+        trainable weight (DDP) would wait for it for ever. Where it is tied to the input embeddings, these train.
+
+        Args:
+            policy: A Hugging Face causal language model, on any device.
+        """
+        critic = cls(copy.deepcopy(policy))
+        critic.freeze_output_layer()
+        return critic
+
+    def freeze_output_layer(self) -> None:
+        """Take the backbone's output layer out of training, unless the input embeddings are the same weights."""
+        backbone: Any = self.backbone
+        inputs = {id(one) for one in backbone.get_input_embeddings().parameters()}
+        head = backbone.get_output_embeddings()
+        for parameter in () if head is None else head.parameters():
+            if id(parameter) not in inputs:
+                parameter.requires_grad_(False)
 
     def save_pretrained(self, folder: str | Path, *, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Write the backbone as Hugging Face does, and the head beside it; the folder appears whole or not at all.
@@ -137,7 +183,7 @@ class CausalLMWithValue(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **options: Any) -> CausalLMWithValue:
-        """Load what `save_pretrained` wrote.
+        """Load what `save_pretrained` wrote, with the backbone's output layer frozen as by `copy_of`.
 
         Args:
             folder: The folder.
@@ -160,4 +206,10 @@ class CausalLMWithValue(nn.Module):
             AutoModelForCausalLM.from_pretrained(source, **options), hidden_size=facts["hidden_size"]
         )
         critic.value_head.load_state_dict(load_file(source / _HEAD))
+        critic.freeze_output_layer()
         return critic
+
+    @staticmethod
+    def is_saved_in(folder: str | Path) -> bool:
+        """Whether a folder holds what `save_pretrained` wrote."""
+        return (Path(folder) / _HEAD).exists()

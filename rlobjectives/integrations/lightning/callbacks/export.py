@@ -8,6 +8,9 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
+from torch import nn
+
+from rlobjectives.errors import CapabilityError
 
 __all__ = ["ExportModel"]
 
@@ -19,39 +22,58 @@ class ExportModel(Callback):
 
     Args:
         folder: Where to write; by default ``model`` in the trainer's root folder.
+        critic_folder: Where to write the critic, for `CausalLMWithValue.from_pretrained`; None does not save it.
+
+    Raises:
+        CapabilityError: At set-up, if there is a folder for a critic and no critic.
 
     Example:
         >>> ExportModel().folder is None
         True
     """
 
-    def __init__(self, folder: str | None = None) -> None:
+    def __init__(self, folder: str | None = None, critic_folder: str | None = None) -> None:
         self.folder = folder
+        self.critic_folder = critic_folder
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse a critic's folder where there is no critic."""
+        del trainer, stage
+        if self.critic_folder is not None and not hasattr(pl_module, "critic_model"):
+            raise CapabilityError(
+                f"ExportModel(critic_folder={self.critic_folder!r}): {type(pl_module).__name__} has no critic_model(). "
+                "Leave critic_folder out, or use CausalLMActorCritic."
+            )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gather the weights on all ranks and write them on the first."""
         module: Any = pl_module
         folder = Path(self.folder) if self.folder else Path(trainer.default_root_dir) / "model"
-        with _whole_weights(trainer, module) as weights:
+        with _whole_weights(trainer, module.model) as weights:
             if trainer.is_global_zero:
                 module.model.save_pretrained(folder, state_dict=weights)
                 module.tokenizer.save_pretrained(folder)
+        if self.critic_folder is not None:
+            critic = module.critic_model()
+            with _whole_weights(trainer, critic) as weights:
+                if trainer.is_global_zero:
+                    critic.save_pretrained(self.critic_folder, state_dict=weights)
         trainer.strategy.barrier()
 
 
 @contextlib.contextmanager
-def _whole_weights(trainer: Trainer, module: Any) -> Any:
-    """The model's whole state dictionary on rank 0, for as long as the block lasts."""
+def _whole_weights(trainer: Trainer, model: nn.Module) -> Any:
+    """A model's whole state dictionary on rank 0, for as long as the block lasts."""
     if isinstance(trainer.strategy, ModelParallelStrategy):
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        yield get_model_state_dict(module.model, options=options)
+        yield get_model_state_dict(model, options=options)
         return
     gathered: Any = contextlib.nullcontext()
     if isinstance(trainer.strategy, DeepSpeedStrategy) and trainer.strategy.zero_stage_3:
         import deepspeed
 
-        gathered = deepspeed.zero.GatheredParameters(list(module.model.parameters()), modifier_rank=None)
+        gathered = deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=None)
     with gathered:
-        yield module.model.state_dict()
+        yield model.state_dict()

@@ -1,0 +1,182 @@
+"""CriticMixin: an objective with a critic, trained in the same loop and by the same optimizer as the policy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from rlobjectives.capabilities import TrainerFacts
+from rlobjectives.checks import check_positive_int
+from rlobjectives.errors import CapabilityError
+from rlobjectives.estimators import Estimator
+from rlobjectives.integrations.lightning.critic_round import CriticRound
+from rlobjectives.integrations.lightning.engine import Engine
+from rlobjectives.integrations.lightning.experience import Experience
+from rlobjectives.integrations.lightning.mixin import ObjectiveMixin
+from rlobjectives.integrations.lightning.movement import MovementWatch
+from rlobjectives.integrations.lightning.resting import RestingGroups
+
+__all__ = ["CriticMixin"]
+
+
+class CriticMixin(ObjectiveMixin):
+    """`ObjectiveMixin` for modules that train a critic beside the policy: PPO, and whatever reads values.
+
+    A round is that of `ObjectiveMixin`, and besides::
+
+        rollout → values of every sequence → estimate, returns → updates of policy and critic
+            → ``critic_epochs`` more passes for the critic alone
+
+    Returns and old values are those of the rollout: no later step changes what the critic learns to predict, nor what
+    its clipping refers to. A module supplies, beside `rollout`, `score` and an optimizer:
+
+    * `score_values`, the values of a micro-batch; and `score_with_values`, if one forward gives values and
+      log-probabilities together;
+    * `critic_parameters`, the weights that belong to the critic alone;
+    * one optimizer with *named* parameter groups: a group whose ``name`` starts with ``"critic"`` is the critic's.
+      Different learning rates are different groups, since DeepSpeed allows one optimizer.
+
+    During ``critic_warmup_steps`` and in the extra passes the policy rests: it is not run, and its weights, its
+    optimizer state and its weight decay stay untouched to the last bit, under every strategy. Clipping by
+    ``gradient_clip_val`` refers to the whole gradient, policy and critic together where both are trained.
+
+    Args:
+        critic_warmup_steps: Optimizer steps of the run that train the critic alone before the policy moves. Nothing
+            is wasted on a policy whose advantages come from a critic that knows nothing yet.
+        critic_epochs: Passes over each rollout that train the critic alone, after the ordinary ones. They are
+            optimizer steps like any other: ``max_steps`` and learning-rate schedules count them.
+        **kwargs: Those of `ObjectiveMixin` and of the next class.
+
+    Raises:
+        CapabilityError: If an option is out of range.
+
+    Example:
+        >>> import torch
+        >>> from lightning.pytorch import LightningModule
+        >>> from rlobjectives import Objective
+        >>> class Agent(CriticMixin, LightningModule):
+        ...     def __init__(self, **kwargs):
+        ...         super().__init__(**kwargs)
+        ...         self.policy, self.critic = torch.nn.Embedding(5, 5), torch.nn.Embedding(5, 1)
+        ...     def rollout(self, batch):
+        ...         return batch  # the loader gives Experience
+        ...     def score(self, micro_batch):
+        ...         ids = micro_batch.input_ids
+        ...         logits = self.policy(ids[:, :-1]).log_softmax(-1)
+        ...         logprobs = logits.gather(-1, ids[:, 1:, None]).squeeze(-1)
+        ...         return torch.nn.functional.pad(logprobs, (1, 0)), None
+        ...     def score_values(self, micro_batch):
+        ...         values = self.critic(micro_batch.input_ids[:, :-1]).squeeze(-1)
+        ...         return torch.nn.functional.pad(values, (1, 0))
+        ...     def critic_parameters(self):
+        ...         return self.critic.parameters()
+        ...     def configure_optimizers(self):
+        ...         return torch.optim.AdamW([
+        ...             {"params": self.policy.parameters(), "lr": 1e-6, "name": "policy"},
+        ...             {"params": self.critic.parameters(), "lr": 1e-5, "name": "critic"},
+        ...         ])
+        >>> Agent(objective=Objective.named("ppo"), micro_batch_size=8, critic_warmup_steps=10).critic_epochs
+        0
+    """
+
+    round_type: ClassVar[type[CriticRound]] = CriticRound
+
+    def __init__(self, *, critic_warmup_steps: int = 0, critic_epochs: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        for name, count in (("critic_warmup_steps", critic_warmup_steps), ("critic_epochs", critic_epochs)):
+            if count != 0:
+                check_positive_int(f"{name} (0 for none)", count)
+        self.critic_warmup_steps = critic_warmup_steps
+        self.critic_epochs = critic_epochs
+        self._resting: RestingGroups | None = None
+        self._watch: MovementWatch | None = None
+
+    # What a module supplies.
+
+    def score_values(self, micro_batch: Experience) -> Tensor:
+        """Values of a micro-batch, called through the strategy's wrapped model.
+
+        Its gradient should reach `critic_parameters` alone: where the critic shares the policy's layers, run those
+        without gradient here, and with gradient in `score_with_values`.
+
+        Args:
+            micro_batch: Up to ``micro_batch_size`` sequences.
+
+        Returns:
+            Values ``[n, t]`` in reward units; entry ``j`` is that of the state before the token ``input_ids[:, j]``.
+        """
+        del micro_batch
+        raise NotImplementedError(f"{type(self).__name__} must define score_values(micro_batch) -> values.")
+
+    def score_with_values(self, micro_batch: Experience) -> tuple[Tensor, Tensor | None, Tensor]:
+        """`score` and `score_values` in one forward; override where they share layers."""
+        logprobs, entropy = self.score(micro_batch)
+        return logprobs, entropy, self.score_values(micro_batch)
+
+    def critic_parameters(self) -> Iterable[nn.Parameter]:
+        """The weights that belong to the critic alone, and train when it trains alone."""
+        raise NotImplementedError(f"{type(self).__name__} must define critic_parameters().")
+
+    def watched_parameters(self) -> Iterable[nn.Parameter]:
+        """The weights that a warning speaks of if they do not move: by default the critic's last ones, its head."""
+        return list(self.critic_parameters())[-1:]
+
+    # What the mixin does.
+
+    def trainer_facts(self, datamodule: object | None = None) -> TrainerFacts:
+        """What this trainer offers to the objective: a critic too."""
+        return dataclasses.replace(super().trainer_facts(datamodule), has_critic=True)
+
+    def check_objective(self, datamodule: object | None = None) -> None:
+        """Compare the objective with what this module offers; a critic that nothing trains or reads is a mismatch.
+
+        Raises:
+            CapabilityError: Listing every mismatch at once, or what makes the critic useless.
+        """
+        super().check_objective(datamodule)
+        name, estimator = self.objective.name, self.objective.estimator
+        if self.objective.value_loss is None:
+            raise CapabilityError(
+                f"{name} has no value_loss, so nothing would train the critic of {type(self).__name__}. Give "
+                "value_loss: ClippedValueLoss, or use a module without a critic."
+            )
+        if type(estimator).value_targets is Estimator.value_targets:
+            raise CapabilityError(
+                f"{type(estimator).__name__} reads no critic and gives it nothing to learn, but {type(self).__name__} "
+                "has one. Choose GAE, or use a module without a critic."
+            )
+
+    @property
+    def critic_warms_up(self) -> bool:
+        """Whether the next optimizer step is one of those that train the critic alone."""
+        return self.trainer.global_step < self.critic_warmup_steps
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """The trainable weights that are not the critic's."""
+        critic = {id(parameter) for parameter in self.critic_parameters()}
+        return [one for one in self.parameters() if one.requires_grad and id(one) not in critic]
+
+    def resting_groups(self) -> RestingGroups:
+        """Lets the policy rest while the critic trains alone."""
+        assert self._resting is not None  # made when training begins, where anything trains the critic alone
+        return self._resting
+
+    def critic_stepped(self) -> None:
+        """Count an optimizer step that trained the critic, and warn once if its head stays where it was."""
+        assert self._watch is not None
+        self._watch.stepped()
+
+    def _ready(self) -> Engine:
+        first = self._engine is None
+        engine = super()._ready()
+        if first:
+            if self.critic_warmup_steps or self.critic_epochs:
+                self._resting = RestingGroups(self.single_optimizer())
+                engine.complete_state(self._resting.optimizer)
+            self._watch = MovementWatch(
+                self.watched_parameters(), name="The value head", communicator=engine.communicator()
+            )
+        return engine

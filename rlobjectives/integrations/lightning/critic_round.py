@@ -1,0 +1,147 @@
+"""A round with a critic: values found on the rollout, targets fixed there, and passes that train the critic alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from rlobjectives.component import WindowContext
+from rlobjectives.estimators.credit_metrics import value_metrics
+from rlobjectives.integrations.lightning.experience import Experience
+from rlobjectives.integrations.lightning.randomness import derive_seed
+from rlobjectives.integrations.lightning.rollout_round import Round
+from rlobjectives.integrations.lightning.updates import Updates
+from rlobjectives.losses.base import PolicyLoss, TokenLoss
+from rlobjectives.objective import Objective
+from rlobjectives.statistics import Stat
+from rlobjectives.tokens import TokenBatch
+
+if TYPE_CHECKING:
+    from rlobjectives.integrations.lightning.critic import CriticMixin
+    from rlobjectives.integrations.lightning.engine import Engine
+
+__all__ = ["CriticRound", "critic_objective"]
+
+
+def critic_objective(objective: Objective) -> Objective:
+    """The part of an objective that trains the critic: its value loss, in the same windows and weights.
+
+    Example:
+        >>> alone = critic_objective(Objective.named("ppo", kl={"coef": 0.1}))
+        >>> sorted(alone.token_terms()), alone.capabilities.needs_ref_logprobs
+        (['policy_loss', 'value_loss'], False)
+    """
+    return dataclasses.replace(
+        objective,
+        policy_loss=_NoPolicyLoss(),
+        kl=None,
+        correction=None,
+        off_policy_mask=None,
+        entropy_mask=None,
+        distillation=None,
+        entropy_coef=0.0,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _NoPolicyLoss(PolicyLoss):
+    """Stands where an objective must have a policy loss and there is nothing to teach the policy."""
+
+    def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
+        del context
+        return TokenLoss(torch.zeros_like(tokens.logprobs), torch.zeros_like(tokens.logprobs))
+
+
+class CriticRound(Round):
+    """A `Round` of a module with a critic.
+
+    Before anything is estimated, the critic judges every sequence of the rollout: those values are what estimates,
+    targets and the clipping of the value loss refer to, however often the critic steps afterwards. While the trainer
+    has taken fewer than ``critic_warmup_steps`` optimizer steps, updates train the critic alone; ``critic_epochs``
+    more passes of that kind follow the ordinary ones.
+    """
+
+    module: CriticMixin
+
+    def __init__(self, module: CriticMixin, engine: Engine) -> None:
+        super().__init__(module, engine)
+        self.updates = _JointUpdates(module, engine, self.metrics)
+        self.critic_updates = _CriticUpdates(
+            module, engine, self.metrics, critic_objective(module.objective)
+        )
+
+    def _train(self, experience: Experience, estimate: Tensor, seed: int) -> None:
+        super()._train(experience, estimate, seed)
+        plan = self._plan(experience, self.module.critic_epochs, derive_seed(seed, "critic shuffle"))
+        for micro_batches in plan:
+            if self._finished():
+                break
+            self.critic_updates.update(experience, estimate, micro_batches, old_are_current=False)
+
+    def _updates(self) -> Updates:
+        return self.critic_updates if self.module.critic_warms_up else self.updates
+
+    @property
+    def _scores_first(self) -> bool:
+        return True
+
+    def _completed(self, experience: Experience, count: int) -> Experience:
+        if experience.values is None:
+            experience = experience.replace(values=experience.need_rollouts().values)
+        if experience.values is not None:
+            return super()._completed(experience, count)
+        if not self._needs_old_logprobs(experience):
+            return experience.replace(**self._score_all(experience, count, ("values",), "score_values"))
+        self._scored_now = True
+        columns = ("old_logprobs", "", "values")  # one pass for both
+        return experience.replace(**self._score_all(experience, count, columns, "score_with_values"))
+
+    def _judge(self, experience: Experience) -> tuple[Experience, Tensor, dict[str, Stat]]:
+        experience, estimate, statistics = super()._judge(experience)
+        returns = self.objective.estimator.value_targets(self._rollouts(experience)).to(experience.device)
+        assert experience.values is not None  # from the rollout, or found before
+        statistics.update(value_metrics(experience.values, returns, experience.layout))
+        return experience.replace(returns=returns), estimate, statistics
+
+
+class _JointUpdates(Updates):
+    """Policy and critic together: one forward, one loss, one step."""
+
+    module: CriticMixin
+
+    def _columns(self, micro_batch: Experience) -> dict[str, Tensor | None]:
+        logprobs, entropy, values = self.engine.forward(micro_batch, "score_with_values")
+        return {"logprobs": logprobs, "entropy": entropy, "values": values}
+
+    def _step(self) -> Tensor:
+        norm = super()._step()
+        self.module.critic_stepped()
+        return norm
+
+
+class _CriticUpdates(Updates):
+    """The critic alone: the policy is neither run nor stepped."""
+
+    module: CriticMixin
+    norm_name: ClassVar[str] = "optim/critic_grad_norm"
+
+    def _columns(self, micro_batch: Experience) -> dict[str, Tensor | None]:
+        values = self.engine.forward(micro_batch, "score_values")
+        return {"logprobs": torch.zeros_like(values, requires_grad=False), "values": values}
+
+    def _backward(self, loss: Tensor) -> None:
+        super()._backward(self.engine.attach(loss, self.module.policy_parameters()))
+
+    def _step(self) -> Tensor:
+        self.engine.discard(self.module.policy_parameters())
+        with self.module.resting_groups().policy():
+            norm = super()._step()
+        self.module.critic_stepped()
+        return norm
+
+    def _report(self, numbers: dict[str, float]) -> None:
+        own = {name: number for name, number in numbers.items() if name.startswith(("value/", "loss/value"))}
+        super()._report(own)

@@ -1,0 +1,211 @@
+"""Updates: optimizer steps on the sequences of a rollout, each with its window and micro-batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from rlobjectives.distributed import GradientScale, replay
+from rlobjectives.distributed.synchronize import exchange
+from rlobjectives.integrations.lightning.experience import Experience
+from rlobjectives.objective import Objective
+from rlobjectives.statistics import Maximum, Mean, Stat
+from rlobjectives.tokens import TokenBatch
+from rlobjectives.window import ObjectiveOutput, Window
+
+if TYPE_CHECKING:
+    from rlobjectives.integrations.lightning.engine import Engine
+    from rlobjectives.integrations.lightning.mixin import ObjectiveMixin
+
+__all__ = ["RoundMetrics", "Updates"]
+
+
+class Updates:
+    """Takes optimizer steps on a rollout with one objective.
+
+    Collectives, beside those of the engine: one to open each window, one to summarise it; and one integer before each
+    pre-pass that has to run a forward.
+
+    Args:
+        module: Supplies `score` and the configuration.
+        engine: How the trainer's strategy runs forward, backward and step.
+        metrics: Takes in what the updates report.
+        objective: What to train for; by default the module's.
+    """
+
+    norm_name: ClassVar[str] = "optim/grad_norm"
+
+    def __init__(
+        self,
+        module: ObjectiveMixin,
+        engine: Engine,
+        metrics: RoundMetrics,
+        objective: Objective | None = None,
+    ) -> None:
+        self.module = module
+        self.engine = engine
+        self.metrics = metrics
+        self.objective = module.objective if objective is None else objective
+        self.communicator = engine.communicator()
+        self.scale = GradientScale(averaged_ranks=engine.data_ranks)
+
+    def update(
+        self, experience: Experience, estimate: Tensor, plan: list[list[int]], *, old_are_current: bool
+    ) -> None:
+        """Open a window, run its micro-batches, and step; or skip a window in which nothing counts.
+
+        Args:
+            experience: The whole rollout of this rank.
+            estimate: Raw advantages of its sequences, or tokens.
+            plan: Positions of the window's sequences, by micro-batch.
+            old_are_current: The old log-probabilities have just been found with the current weights, so that a
+                pre-pass may take them.
+        """
+        share = self._share(experience, [row for rows in plan for row in rows])
+        micro_batches = [(share.rows(local), estimate[rows]) for local, rows in _positions(plan, experience)]
+        window = self._open(share, micro_batches, reuse=old_are_current)
+        if window.empty:
+            self.metrics.report({"optim/skipped_fraction": Mean.of(torch.ones(1))}, update=True)
+            return
+        outputs = [
+            self._accumulate(window, *pair, last=position == window.micro_batches - 1)
+            for position, pair in enumerate(self._padded(window, share, micro_batches, estimate))
+        ]
+        self._report(window.summarize(outputs))
+        norm = self._step()
+        self.module.step_schedulers()
+        self.metrics.report(
+            {self.norm_name: Mean.of(norm.reshape(1)), "optim/skipped_fraction": Mean.of(torch.zeros(1))},
+            update=True,
+        )
+
+    # What differs between kinds of updates.
+
+    def _columns(self, micro_batch: Experience) -> dict[str, Tensor | None]:
+        """The columns that carry gradient, from a forward through the engine."""
+        logprobs, entropy = self.engine.forward(micro_batch)
+        return {"logprobs": logprobs, "entropy": entropy}
+
+    def _backward(self, loss: Tensor) -> None:
+        self.engine.backward(loss)
+
+    def _step(self) -> Tensor:
+        """Change the weights; gives the norm of the gradient."""
+        return self.engine.step(self.module.single_optimizer(), self.module.gradient_clip_val)
+
+    def _report(self, numbers: dict[str, float]) -> None:
+        self.metrics.add(numbers, self.objective.metric_kinds())
+
+    # One window.
+
+    def _share(self, experience: Experience, rows: list[int]) -> Experience:
+        """This rank's sequences of the window, their layout knowing the size of each prompt's group."""
+        share = experience.rows(rows)
+        group_ids = experience.need_rollouts().group_ids[torch.as_tensor(rows, dtype=torch.long)]
+        return share.replace(layout=share.layout.with_prompts(group_ids.to(share.device)))
+
+    def _open(
+        self, share: Experience, micro_batches: list[tuple[Experience, Tensor]], *, reuse: bool
+    ) -> Window:
+        builder = self.objective.window(self.communicator)
+        needs_prepass = self.objective.capabilities.needs_prepass
+        scored: list[Tensor | None] = [None] * len(micro_batches)
+        if needs_prepass and reuse:
+            scored = [micro_batch.old_logprobs for micro_batch, _ in micro_batches]
+        elif needs_prepass:
+            count = exchange({}, self.communicator, micro_batches=len(micro_batches)).micro_batches
+            passes = [micro_batch for micro_batch, _ in micro_batches]
+            passes += [share.dummy()] * (count - len(passes))
+            started = time.perf_counter()
+            with replay(self.module):
+                scored = [self.engine.forward(micro_batch)[0].detach() for micro_batch in passes]
+            self.metrics.values.setdefault("time/prepass_seconds", 0.0)
+            self.metrics.values["time/prepass_seconds"] += time.perf_counter() - started
+        for (micro_batch, rows), logprobs in zip(micro_batches, scored, strict=False):
+            builder.add(estimate=rows, layout=micro_batch.layout)
+            if logprobs is not None:
+                builder.add_prepass(_tokens(micro_batch, {"logprobs": logprobs}))
+        return builder.freeze()
+
+    def _padded(
+        self,
+        window: Window,
+        share: Experience,
+        micro_batches: list[tuple[Experience, Tensor]],
+        estimate: Tensor,
+    ) -> Iterator[tuple[Experience, Tensor]]:
+        """The micro-batches, and dummies up to the largest number on any rank."""
+        yield from micro_batches
+        for _ in range(window.micro_batches - len(micro_batches)):
+            dummy = share.dummy()
+            token_level = self.objective.estimator.token_level
+            shape = dummy.layout.shape if token_level else (1, *estimate.shape[1:])
+            yield dummy, estimate.new_zeros(shape)
+
+    def _accumulate(
+        self, window: Window, micro_batch: Experience, rows: Tensor, *, last: bool
+    ) -> ObjectiveOutput:
+        advantages = window.advantages(rows, micro_batch.layout)
+        with self.engine.micro_batch(last=last):
+            columns = {**self._columns(micro_batch), "advantages": advantages}
+            output = window.loss(_tokens(micro_batch, columns))
+            self._backward(output.loss * self.scale.factor)
+        return output
+
+
+class RoundMetrics:
+    """Metrics of a round: the mean over its updates, or the largest, for what is a maximum in each of them."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        self._seen: dict[str, int] = {}
+
+    def report(self, statistics: Mapping[str, Stat], *, update: bool = False) -> None:
+        """Take in statistics that are already merged over ranks."""
+        found: dict[str, float] = {}
+        for name, stat in statistics.items():
+            if bool(stat.measured):
+                found.update({label: float(number) for label, number in stat.report(name).items()})
+        if update:
+            self.add(found, {})
+        else:
+            self.values.update(found)
+
+    def add(self, numbers: Mapping[str, float], kinds: Mapping[str, type[Stat]]) -> None:
+        """Take in the numbers of one update."""
+        for name, number in numbers.items():
+            seen = self._seen.get(name, 0)
+            before = self.values.get(name, number)
+            if kinds.get(name) is Maximum:
+                self.values[name] = max(before, number)
+            else:
+                self.values[name] = before + (number - before) / (seen + 1)
+            self._seen[name] = seen + 1
+
+
+def _positions(plan: list[list[int]], experience: Experience) -> Iterator[tuple[list[int], Tensor]]:
+    """Each micro-batch's rows, counted in the window and in the rollout."""
+    start = 0
+    for rows in plan:
+        yield (
+            list(range(start, start + len(rows))),
+            torch.as_tensor(rows, dtype=torch.long, device=experience.device),
+        )
+        start += len(rows)
+
+
+def _tokens(micro_batch: Experience, columns: Mapping[str, Tensor | None]) -> TokenBatch:
+    """What the losses read: the rollout's columns, and those that a forward has just found."""
+    known: dict[str, Tensor | None] = {
+        "old_logprobs": micro_batch.old_logprobs,
+        "behavior_logprobs": micro_batch.behavior_logprobs,
+        "ref_logprobs": micro_batch.ref_logprobs,
+        "teacher_logprobs": micro_batch.teacher_logprobs,
+        "old_values": micro_batch.values,
+        "returns": micro_batch.returns,
+    }
+    return TokenBatch(layout=micro_batch.layout, **{**known, **columns})  # type: ignore[arg-type]
