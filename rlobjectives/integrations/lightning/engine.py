@@ -145,7 +145,9 @@ class DDPEngine(Engine):
     def attach(self, loss: Tensor, absent: Iterable[nn.Parameter]) -> Tensor:
         """Give every absent weight a gradient of zero: the reducer waits until each one has had its turn."""
         for parameter in absent:
-            loss = loss + parameter.flatten()[:0].sum().to(loss.dtype)  # the sum of nothing, and not 0 × weight
+            loss = loss + parameter.flatten()[:0].sum().to(
+                loss.dtype
+            )  # the sum of nothing, and not 0 × weight
         return loss
 
 
@@ -183,6 +185,14 @@ class FSDP2Engine(Engine):
     def complete_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Make zeros for every weight without state: a distributed checkpoint is loaded for all weights or none."""
         make_missing_state(optimizer)
+
+    def settle(self) -> None:
+        """Release what a forward without a backward leaves gathered: the outermost block's weights."""
+        from torch.distributed.fsdp import FSDPModule
+
+        for part in self.strategy.model.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
 
 
 class DeepSpeedEngine(Engine):
