@@ -5,7 +5,7 @@ import torch
 
 from rlobjectives import GRPO, FixedBudget, Objective, PaddedLayout, SequenceMean, TokenBatch, TokenMean
 from rlobjectives.errors import CapabilityError, ShapeError
-from rlobjectives.packing import Packing
+from rlobjectives.packing import Packing, schedule
 
 LEFT_AND_RIGHT = torch.tensor([[0, 1, 1, 1, 0], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]])
 
@@ -67,9 +67,10 @@ def tiny_llama(attention):
     return transformers.LlamaForCausalLM(config).double()
 
 
+@pytest.mark.parametrize("capacity", [16, 10], ids=["one pack", "two packs"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("reduction", [TokenMean(), SequenceMean(), FixedBudget(max_tokens=7)])
-def test_a_packed_micro_batch_gives_the_loss_and_gradient_of_the_padded_one(attention, reduction):
+def test_packed_micro_batches_give_the_loss_and_gradient_of_the_padded_one(attention, reduction, capacity):
     from rlobjectives.integrations.transformers.packed import check_packing, packed_logits
 
     model = tiny_llama(attention)
@@ -103,21 +104,26 @@ def test_a_packed_micro_batch_gives_the_loss_and_gradient_of_the_padded_one(atte
     expected = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
 
-    packing = Packing(exists)
-    flat = packing.layout(layout)
-    window = objective.freeze([(estimate, flat)])
-    packed = window.loss(
-        TokenBatch(
-            logprobs=shifted(packed_logits(model, ids, packing), packing.pack(ids)),
-            old_logprobs=packing.pack(old),
-            advantages=window.advantages(estimate, flat),
-            layout=flat,
-        )
-    ).loss
-    packed.backward()
+    plan = schedule(exists.sum(1), capacity=capacity)
+    packings = [Packing(exists, rows) for rows in plan.packs[0][0]]
+    assert len(packings) == (1 if capacity == 16 else 2)
+    flat = [packing.layout(layout) for packing in packings]
+    window = objective.freeze([(estimate[packing.rows], one) for packing, one in zip(packings, flat)])
+    packed = torch.zeros((), dtype=torch.float64)
+    for packing, one in zip(packings, flat):
+        part = window.loss(
+            TokenBatch(
+                logprobs=shifted(packed_logits(model, ids, packing), packing.pack(ids)),
+                old_logprobs=packing.pack(old),
+                advantages=window.advantages(estimate[packing.rows], one),
+                layout=one,
+            )
+        ).loss
+        part.backward()
+        packed += part.detach()
     # Eager attention takes its softmax in float32 whatever the weights are.
     rounding = 1e-7 if attention == "eager" else 1e-12
-    torch.testing.assert_close(packed, padded, rtol=rounding, atol=rounding)
+    torch.testing.assert_close(packed, padded.detach(), rtol=rounding, atol=rounding)
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=rounding, atol=rounding)
 
@@ -135,3 +141,19 @@ def test_a_model_that_leaks_is_refused():
     model.forward = ignoring_positions
     with pytest.raises(CapabilityError, match="lets packed sequences see each other"):
         check_packing(model)
+
+
+@pytest.mark.parametrize("name", ["Mamba", "GPT2"])
+def test_real_architectures_are_judged_by_what_they_do(name):
+    from rlobjectives.integrations.transformers.packed import check_packing
+
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    tiny = {"vocab_size": 32, "num_hidden_layers": 1, "hidden_size": 16}
+    if name == "GPT2":
+        config = transformers.GPT2Config(**tiny, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=0)
+        check_packing(transformers.GPT2LMHeadModel(config))
+        return
+    # Its state runs on from one sequence into the next, whatever the position ids say.
+    with pytest.raises(CapabilityError, match="MambaForCausalLM lets packed sequences see each other"):
+        check_packing(transformers.MambaForCausalLM(transformers.MambaConfig(**tiny, state_size=4)))
