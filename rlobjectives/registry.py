@@ -117,6 +117,11 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
         parts={"estimator": "GRPO", "policy_loss": "GSPOToken", "reduction": "SequenceMean"},
         source="arXiv:2507.18071, Eq. 14-15",
     ),
+    "kl_cov": AlgorithmSpec(
+        summary="unclipped ratio, a divergence penalty on the few tokens that cost the most entropy",
+        parts={"estimator": "GRPO", "policy_loss": "KLCov", "reduction": "TokenMean"},
+        source="arXiv:2505.22617",
+    ),
     "luspo": AlgorithmSpec(
         summary="one clipped ratio a sequence, weighted by the sequence's length",
         parts={"estimator": "GRPO", "policy_loss": "GSPO", "reduction": "SequenceSum"},

@@ -78,6 +78,7 @@ HINTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
         {"reject": (Rejection(over="sum", high=1.0),)},
         {"reject": (Rejection(high=0.5),), "denominator": "kept"},
     ),
+    "KLCov": ({"fraction": 0.3},),
     "KLPenalty": ({"coef": 0.5, "exponent_clamp": 3.0},),
     "RLOO": ({"weights": (0.5, 2.0)},),
 }

@@ -20,6 +20,7 @@ from rlobjectives.losses.gmpo import GMPO, one_sided_log_ratio
 from rlobjectives.losses.gspo import GSPO, GSPOToken, sequence_surrogate
 from rlobjectives.losses.importance_correction import ImportanceCorrection, Rejection
 from rlobjectives.losses.kl import KLPenalty, kl_estimate
+from rlobjectives.losses.kl_cov import KLCov, token_covariance
 from rlobjectives.losses.m2po import M2PO
 from rlobjectives.losses.opsm import OPSM
 from rlobjectives.losses.p3o import P3O, behavior_divergence, capped_score
@@ -52,6 +53,7 @@ __all__ = [
     "EntropyMask",
     "GSPOToken",
     "ImportanceCorrection",
+    "KLCov",
     "KLPenalty",
     "PolicyCorrection",
     "PolicyLoss",
@@ -80,6 +82,7 @@ __all__ = [
     "sequence_sums",
     "sequence_surrogate",
     "soft_gate",
+    "token_covariance",
     "token_ratio",
     "topk_divergence",
     "vocabulary_divergence",

@@ -16,7 +16,7 @@ from rlobjectives.distributions import Histogram
 from rlobjectives.losses.base import TokenTerm
 from rlobjectives.losses.corrections import PolicyCorrection, TokenWeights
 from rlobjectives.losses.importance_correction import _denominator_conflict
-from rlobjectives.losses.quantile import ROUNDS, quantile_histogram, window_quantile
+from rlobjectives.losses.quantile import ROUNDS, quantile_histogram, window_cutoff, window_quantile
 from rlobjectives.statistics import Maximum, Mean, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -107,7 +107,8 @@ class EntropyMask(PolicyCorrection):
         """Weight 1 for what stays."""
         layout, threshold = tokens.layout, self.threshold(context)
         entropy = layout.select(tokens.need("entropy", "EntropyMask").detach())
-        keep = layout.mask & (entropy.float() >= threshold)
+        cutoff = window_cutoff(_rounds(context, ROUNDS), 1.0 - self.fraction)
+        keep = layout.mask & (entropy.float() >= cutoff)
         metrics: dict[str, Stat] = {
             "entropy_mask/threshold": Maximum.of(threshold.expand(layout.shape), layout.mask),
             "entropy_mask/kept_fraction": Mean.of(keep.float(), layout.mask),

@@ -8,13 +8,14 @@ rank. No number is sorted or sent; any cut of the window gives the same answer, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rlobjectives.distributions import BINS, Histogram
 
-__all__ = ["ROUNDS", "quantile_histogram", "window_quantile"]
+__all__ = ["ROUNDS", "quantile_histogram", "window_cutoff", "window_quantile"]
 
 ROUNDS = 3
 """Histograms, one after the other, that single out one number among all float32."""
@@ -38,7 +39,7 @@ def _number(key: Tensor) -> Tensor:
 
 
 def quantile_histogram(
-    values: Tensor, mask: Tensor, earlier: Sequence[Histogram], fraction: float
+    values: Tensor, mask: Tensor, earlier: Sequence[Histogram], fraction: float, *, largest: bool = False
 ) -> Histogram:
     """Histogram of the values that can still be the quantile, of one micro-batch.
 
@@ -47,18 +48,18 @@ def quantile_histogram(
         mask: Which of them count.
         earlier: Merged histograms of the rounds before.
         fraction: See `window_quantile`.
+        largest: See `window_quantile`.
     """
     turn = len(earlier)
     keys = _keys(torch.where(mask, values.detach(), 0.0))
     inside = mask
     if turn:
-        prefix, _ = _descend(earlier, fraction)
-        inside = mask & ((keys >> _SHIFTS[turn - 1]) == prefix)
+        inside = mask & ((keys >> _SHIFTS[turn - 1]) == _descend(earlier, fraction, largest).key)
     bins = (keys >> _SHIFTS[turn]) & ((1 << _WIDTHS[turn]) - 1)
-    return Histogram.of(bins, torch.zeros_like(keys, dtype=torch.float32), inside)
+    return Histogram.of(bins, keys, inside)
 
 
-def window_quantile(rounds: Sequence[Histogram], fraction: float) -> Tensor:
+def window_quantile(rounds: Sequence[Histogram], fraction: float, *, largest: bool = False) -> Tensor:
     """The smallest value at or above which a ``1 − fraction`` share lies: order statistic ⌈q·(N − 1)⌉.
 
     Those are exactly the values that are not below `torch.quantile`'s interpolated threshold.
@@ -66,6 +67,7 @@ def window_quantile(rounds: Sequence[Histogram], fraction: float) -> Tensor:
     Args:
         rounds: The merged histograms of all `ROUNDS`.
         fraction: q in [0, 1].
+        largest: Count from the top instead: the ⌊q·N⌋-th largest value, the largest of all at least.
 
     Returns:
         0-d float32; −∞ when nothing was counted.
@@ -77,19 +79,60 @@ def window_quantile(rounds: Sequence[Histogram], fraction: float) -> Tensor:
         >>> window_quantile(rounds, 0.5)
         tensor(0.3000)
     """
-    key, count = _descend(rounds, fraction)
-    return torch.where(count > 0, _number(key), -torch.inf)
+    found = _descend(rounds, fraction, largest)
+    return torch.where(found.counted, _number(found.key), -torch.inf)
 
 
-def _descend(rounds: Sequence[Histogram], fraction: float) -> tuple[Tensor, Tensor]:
+def window_cutoff(rounds: Sequence[Histogram], fraction: float, *, largest: bool = False) -> Tensor:
+    """A number half-way between `window_quantile` and the next smaller value of the window.
+
+    It separates the same values, and the rounding of a second forward changes the fate of none.
+
+    Args:
+        rounds: The merged histograms of all `ROUNDS`.
+        fraction: See `window_quantile`.
+        largest: See `window_quantile`.
+
+    Returns:
+        0-d float64, to be compared with float32 values; −∞ where no value is smaller.
+
+    Example:
+        >>> values, rounds = torch.tensor([0.125, 0.5, -0.25, 0.25]), []
+        >>> for _ in range(ROUNDS):
+        ...     rounds.append(quantile_histogram(values, torch.ones(4, dtype=torch.bool), rounds, 0.5))
+        >>> window_cutoff(rounds, 0.5)
+        tensor(0.1875, dtype=torch.float64)
+    """
+    found = _descend(rounds, fraction, largest)
+    half_way = (_number(found.key).double() + _number(found.previous).double()) / 2.0
+    return torch.where(found.counted & found.any_below, half_way, -torch.inf)
+
+
+class _Found(NamedTuple):
+    # The upper bits of the value that is sought, as far as the rounds go, and the key of the one below it.
+    key: Tensor
+    previous: Tensor
+    any_below: Tensor
+    counted: Tensor
+
+
+def _descend(rounds: Sequence[Histogram], fraction: float, largest: bool) -> _Found:
     count = rounds[0].counts.sum()
-    # A hair below, so that q·(N − 1) = 3 + 1e-13 still means the fourth value.
-    rank = ((count - 1.0).clamp_min(0.0) * fraction - 1e-9).ceil().clamp_min(0.0)
+    # A hair beside it, so that q·(N − 1) = 3 + 1e-13 still means the fourth value, and q·N = 3 − 1e-13 the third.
+    if largest:
+        rank = (count - (count * fraction + 1e-9).floor().clamp_min(1.0)).clamp_min(0.0)
+    else:
+        rank = ((count - 1.0).clamp_min(0.0) * fraction - 1e-9).ceil().clamp_min(0.0)
     key = torch.zeros((), dtype=torch.int64, device=count.device)
+    previous, any_below = key, count > count
+    order = torch.arange(BINS, device=count.device)
     for turn, found in enumerate(rounds):
         running = found.counts.cumsum(0)
         chosen = (running <= rank).sum().clamp_max(BINS - 1)
         before = running.index_select(0, (chosen - 1).clamp_min(0).reshape(1)).squeeze(0)
         rank = rank - torch.where(chosen > 0, before, 0.0)
         key = (key << _WIDTHS[turn]) | chosen
-    return key, count
+        lower = (order < chosen) & (found.counts > 0)
+        any_below = any_below | lower.any()
+        previous = torch.maximum(previous, torch.where(lower, found.peaks, 0.0).amax().long())
+    return _Found(key, previous, any_below, count > 0)

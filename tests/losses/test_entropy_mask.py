@@ -21,21 +21,25 @@ from rlobjectives import (
     TokenBatch,
     TokenMean,
 )
-from rlobjectives.losses.quantile import ROUNDS, quantile_histogram, window_quantile
+from rlobjectives.losses.quantile import ROUNDS, quantile_histogram, window_cutoff, window_quantile
 
 
-def exact(values: Tensor, mask: Tensor, fraction: float, cuts: int = 1) -> float:
+def merged_rounds(values: Tensor, mask: Tensor, fraction: float, cuts: int = 1, largest: bool = False) -> list:
     rounds: list = []
     for _ in range(ROUNDS):
         pieces = [
-            quantile_histogram(v, m, rounds, fraction)
+            quantile_histogram(v, m, rounds, fraction, largest=largest)
             for v, m in zip(values.chunk(cuts), mask.chunk(cuts), strict=True)
         ]
         merged = pieces[0]
         for piece in pieces[1:]:
             merged = merged.merge(piece)
         rounds.append(merged)
-    return window_quantile(rounds, fraction).item()
+    return rounds
+
+
+def exact(values: Tensor, mask: Tensor, fraction: float, cuts: int = 1) -> float:
+    return window_quantile(merged_rounds(values, mask, fraction, cuts), fraction).item()
 
 
 def sorted_order_statistic(values: list[float], fraction: float) -> float:
@@ -56,6 +60,22 @@ def test_quantile_is_the_sorted_one_for_any_floats(numbers: list[float], fractio
     cuts = len(values.chunk(cuts))
     found = exact(values, torch.ones(len(numbers), dtype=torch.bool), fraction, cuts)
     assert found == sorted_order_statistic(numbers, fraction)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(FLOATS, min_size=1, max_size=40), st.sampled_from([0.01, 0.2, 0.5, 1.0]), st.booleans())
+def test_the_cutoff_lies_half_way_to_the_next_smaller_value(
+    numbers: list[float], fraction: float, largest: bool
+) -> None:
+    values = torch.tensor(numbers, dtype=torch.float32)
+    rounds = merged_rounds(values, torch.ones(len(numbers), dtype=torch.bool), fraction, 1, largest)
+    threshold, ordered = window_quantile(rounds, fraction, largest=largest).item(), sorted(numbers)
+    if largest:
+        assert threshold == ordered[-max(1, math.floor(fraction * len(ordered) + 1e-9))]
+    below = [x for x in ordered if x < threshold]
+    found = window_cutoff(rounds, fraction, largest=largest).item()
+    assert found == ((threshold + below[-1]) / 2 if below else -math.inf)
+    assert ((values >= found) == (values >= threshold)).all()
 
 
 def test_kept_tokens_are_those_that_interpolation_keeps() -> None:
