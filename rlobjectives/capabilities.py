@@ -95,6 +95,7 @@ class TrainerFacts:
         updates_per_rollout: Optimizer steps taken on one rollout's samples (epochs included).
         max_staleness: Rollouts by which the sampler may lag behind the trainer.
         temperature: Sampling temperature.
+        policy_temperature: The one at which the trained policy's log-probabilities are taken; None: the same.
         top_p: Nucleus mass kept when sampling (1 keeps all).
         top_k: Tokens kept when sampling (0 or None keeps all).
         min_p: Relative probability floor when sampling (0 or None keeps all).
@@ -121,6 +122,7 @@ class TrainerFacts:
     updates_per_rollout: int | None = None
     max_staleness: int | None = None
     temperature: float | None = None
+    policy_temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
@@ -219,6 +221,7 @@ def _violations(needs: Capabilities, facts: TrainerFacts) -> Iterable[str]:
                 f"its loss has no ratio, so samples must come from the current policy; "
                 f"max_staleness is {facts.max_staleness}. Set it to 0, or choose a loss with a ratio."
             )
+    yield from _off_policy_violations(needs, facts)
     cut = facts.truncation()
     if needs.requires_sampled_distribution and cut and facts.behavior_logprobs != "sampled":
         yield (
@@ -236,6 +239,28 @@ def _violations(needs: Capabilities, facts: TrainerFacts) -> Iterable[str]:
         yield f"it does not support context parallelism; context_parallel_size is {facts.context_parallel_size}."
     if not needs.supports_partial_window and facts.whole_groups_per_window is False:
         yield "it needs all completions of a prompt in one optimizer step. Let windows hold whole prompts."
+
+
+def _off_policy_violations(needs: Capabilities, facts: TrainerFacts) -> Iterable[str]:
+    corrected = needs.needs_behavior_logprobs
+    if facts.old_logprobs == "behavior" and not needs.requires_on_policy:
+        corrected = True
+    if corrected:
+        return
+    sampler = []
+    if facts.max_staleness and not needs.requires_on_policy:
+        sampler.append(f"samples are up to {facts.max_staleness} rollouts old")
+    if facts.temperature is not None and facts.policy_temperature not in (None, facts.temperature):
+        sampler.append(
+            f"samples are drawn at temperature {facts.temperature} and the policy is trained at "
+            f"{facts.policy_temperature}"
+        )
+    for what in sampler:
+        yield (
+            f"{what}, and nothing in it reads the sampler's log-probabilities, so it would take them for samples of "
+            "the current policy. Add correction=ImportanceCorrection(), take the sampler's log-probabilities for the "
+            'old ones (old_logprobs = "behavior"), or choose an objective that reads them (P3O).'
+        )
 
 
 def _replay_violations(needs: Capabilities, facts: TrainerFacts) -> Iterable[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
 
 from rlobjectives.checks import check_positive_int
 from rlobjectives.component import Metric
@@ -55,7 +56,8 @@ class PolicySnapshots:
     ``max_staleness``.
 
     The state holds the snapshots themselves, so a resumed run samples with the very weights an uninterrupted
-    one would. Under sharded strategies every rank holds, saves and loads its own shards.
+    one would. Under sharded strategies every rank holds its own shards. ZeRO-3 shards are saved and loaded as
+    they are, so each rank must get its own state back; FSDP2 shards are saved as whole weights.
 
     Args:
         interval: Rollouts between two snapshots.
@@ -115,12 +117,14 @@ class PolicySnapshots:
         if behavior is None:
             yield
             return
-        current = _copy(weights, self.device)
+        # A snapshot just taken is a copy of the current weights already.
+        taken = self._snapshots.get(self.rollouts - 1)
+        current = _copy(weights, self.device) if taken is None else taken
         _load(weights, behavior)
         try:
             yield
         finally:
-            _load(weights, current)
+            _load(local_weights(module), current)  # looked up again: sampling may have moved them
 
     def _begin(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         now = self.rollouts
@@ -134,24 +138,31 @@ class PolicySnapshots:
         self._age = now - oldest
         return self._snapshots[oldest] if self._age else None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs: the count of rollouts and the snapshots."""
+    def state_dict(self, module: nn.Module | None = None) -> dict[str, Any]:
+        """Everything a resumed run needs: the count of rollouts and the snapshots.
+
+        Args:
+            module: The policy, for sharded weights: FSDP2 shards become whole weights (every rank must call),
+                and of ZeRO-3 shards the state notes whose they are.
+        """
         return {
             "interval": self.interval,
             "max_staleness": self.max_staleness,
             "rollouts": self.rollouts,
             "age": self._age,
-            "snapshots": {born: dict(one) for born, one in self._snapshots.items()},
+            "shard": _own_shard(module),
+            "snapshots": {born: _whole(one, module) for born, one in self._snapshots.items()},
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], module: nn.Module | None = None) -> None:
         """Continue from a state.
 
         Args:
             state: From `state_dict`.
+            module: The policy, as it was given to `state_dict`.
 
         Raises:
-            CapabilityError: If it was saved with another interval or staleness.
+            CapabilityError: If it was saved with another interval or staleness, or its shards belong elsewhere.
         """
         for name in ("interval", "max_staleness"):
             if state[name] != getattr(self, name):
@@ -159,18 +170,66 @@ class PolicySnapshots:
                     f"these snapshots were saved with {name} = {state[name]}; this run has "
                     f"{getattr(self, name)}. Resume with the same value: the behaviour policy depends on it."
                 )
+        if (own := _own_shard(module)) != (saved := state.get("shard")):
+            raise CapabilityError(
+                f"these snapshots hold {_shard_in_words(saved)}; this rank needs {_shard_in_words(own)}. Resume with the "
+                "strategy and the number of ranks that saved them, from the checkpoint folder as it was written."
+            )
         self.rollouts, self._age = state["rollouts"], state["age"]
-        self._snapshots = {int(born): _copy(one, self.device) for born, one in state["snapshots"].items()}
+        self._snapshots = {
+            int(born): _copy(_parts(one, module), self.device) for born, one in state["snapshots"].items()
+        }
 
 
 def _copy(weights: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     return {name: weight.detach().to(device, copy=True) for name, weight in weights.items()}
 
 
+def _own_shard(module: nn.Module | None) -> list[int] | None:
+    """Rank and number of ranks whose ZeRO-3 shards a module holds; None for whole weights."""
+    if module is None or not any(hasattr(parameter, "ds_tensor") for parameter in module.parameters()):
+        return None
+    return [torch.distributed.get_rank(), torch.distributed.get_world_size()]
+
+
+def _shard_in_words(shard: list[int] | None) -> str:
+    return "whole weights" if shard is None else f"the ZeRO-3 shards of rank {shard[0]} of {shard[1]}"
+
+
+def _distributed(module: nn.Module | None) -> dict[str, DTensor]:
+    named = [] if module is None else module.named_parameters()
+    return {name: value.data for name, value in named if isinstance(value.data, DTensor)}
+
+
+def _whole(weights: Mapping[str, Tensor], module: nn.Module | None) -> dict[str, Tensor]:
+    """Snapshots of FSDP2 shards as whole weights."""
+    found = dict(weights)
+    for name, like in _distributed(module).items():
+        shard = weights[name].to(like.device)
+        full = DTensor.from_local(
+            shard, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+        found[name] = full.full_tensor().to(weights[name].device)
+    return found
+
+
+def _parts(weights: Mapping[str, Tensor], module: nn.Module | None) -> dict[str, Tensor]:
+    """The inverse of `_whole`: this rank's shards, cut without communication."""
+    found = dict(weights)
+    for name, like in _distributed(module).items():
+        if name not in weights or weights[name].shape != like.shape:
+            continue  # refused where it would be used, with the names of all that differ
+        mesh, everywhere = like.device_mesh, [Replicate()] * like.device_mesh.ndim
+        full = DTensor.from_local(weights[name].to(like.device), mesh, everywhere, run_check=False)
+        found[name] = full.redistribute(mesh, like.placements).to_local()
+    return found
+
+
 @torch.no_grad()
 def _load(weights: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
-    if weights.keys() != source.keys():
-        strange = sorted(weights.keys() ^ source.keys())
+    strange = sorted(weights.keys() ^ source.keys())
+    strange += [name for name in weights if name in source and weights[name].shape != source[name].shape]
+    if strange:
         raise WindowError(
             f"a snapshot and the policy do not have the same weights: {', '.join(strange[:5])} differ. Take "
             "snapshots after the strategy has set the module up, and resume with the same strategy and ranks."

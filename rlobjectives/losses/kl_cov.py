@@ -85,7 +85,9 @@ class KLCov(PolicyLoss):
         True
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(requires_sampled_distribution=True, needs_prepass=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        requires_sampled_distribution=True, needs_prepass=True
+    )
     metrics: ClassVar[Mapping[str, Metric]] = {
         **RATIO_METRICS,
         "kl_cov/threshold": Metric(Maximum, "nats·advantage", "covariance from which tokens are penalised"),

@@ -24,7 +24,9 @@ from rlobjectives import (
 from rlobjectives.losses.quantile import ROUNDS, quantile_histogram, window_cutoff, window_quantile
 
 
-def merged_rounds(values: Tensor, mask: Tensor, fraction: float, cuts: int = 1, largest: bool = False) -> list:
+def merged_rounds(
+    values: Tensor, mask: Tensor, fraction: float, cuts: int = 1, largest: bool = False
+) -> list:
     rounds: list = []
     for _ in range(ROUNDS):
         pieces = [

@@ -34,7 +34,10 @@ def naive(data: Data, fraction: float, coef: float, divergence: str) -> tuple[fl
     """The formula in plain PyTorch, with autograd."""
     leaf = data.columns["logprobs"].clone().requires_grad_()
     log = (leaf - data.columns["old_logprobs"])[data.mask]
-    logprobs, advantages = leaf[data.mask].detach(), data.advantages[:, None].expand(data.mask.shape)[data.mask]
+    logprobs, advantages = (
+        leaf[data.mask].detach(),
+        data.advantages[:, None].expand(data.mask.shape)[data.mask],
+    )
     covariance = (logprobs - logprobs.mean()) * (advantages - advantages.mean())
     top = covariance.topk(max(1, int(len(covariance) * fraction))).indices
     penalty = {"abs": log.abs(), "k2": log.square() / 2, "k3": log.exp() - 1 - log}[divergence]
@@ -71,7 +74,9 @@ def test_numbers_worked_out_by_hand():
     found = single(objective(fraction=0.3, coef=2.0), data)
     first, last = -math.exp(0.5) + 2 * 0.5, math.exp(-0.5) + 2 * 0.5
     assert float(found.loss) == pytest.approx((first + last) / 3, rel=1e-14)
-    assert (3 * found.gradient).tolist() == pytest.approx([-math.exp(0.5) + 2, 0.0, math.exp(-0.5) - 2], rel=1e-14)
+    assert (3 * found.gradient).tolist() == pytest.approx(
+        [-math.exp(0.5) + 2, 0.0, math.exp(-0.5) - 2], rel=1e-14
+    )
     assert found.metrics["kl_cov/threshold"] == 1.0
     assert found.metrics["kl_cov/penalized_fraction"] == pytest.approx(2 / 3)
 
@@ -133,7 +138,10 @@ def test_far_tokens_stay_finite_and_keep_the_pull_of_the_penalty(drift, dtype):
         found = single(objective(fraction=1.0, coef=3.0, divergence=divergence), data)
         assert torch.isfinite(found.loss)
         pulls = (2 * found.gradient / 3.0).tolist()
-        assert [math.copysign(1, pull) for pull in pulls] == [math.copysign(1, drift), math.copysign(1, -drift)]
+        assert [math.copysign(1, pull) for pull in pulls] == [
+            math.copysign(1, drift),
+            math.copysign(1, -drift),
+        ]
         if size is not None:
             assert [abs(pull) for pull in pulls] == pytest.approx([size, size])
 
@@ -161,7 +169,9 @@ def test_advantages_that_are_final_late_take_another_exchange():
     data = Data.random(LENGTHS, seed=5)
     rewards = torch.rand(6, 2, generator=torch.Generator().manual_seed(0))
     late = Objective(estimator=GDPO(), policy_loss=KLCov(fraction=0.2))
-    data.advantages = late.estimator.estimate(Rollouts(rewards=rewards, group_ids=torch.zeros(6, dtype=torch.long)))
+    data.advantages = late.estimator.estimate(
+        Rollouts(rewards=rewards, group_ids=torch.zeros(6, dtype=torch.long))
+    )
     whole = single(late, data)
     pieces = run(late, [data.rows([0, 4, 5]), data.rows([1, 2, 3])])
     torch.testing.assert_close(pieces.loss, whole.loss, rtol=1e-12, atol=0)

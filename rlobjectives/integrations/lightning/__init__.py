@@ -14,6 +14,7 @@ from rlobjectives.integrations.lightning.prompts import PromptBatch
 from rlobjectives.integrations.lightning.sampling import SamplingOptions, sample_completions
 from rlobjectives.integrations.lightning.strategy import DeepSpeedCPUStrategy, resolve_strategy
 from rlobjectives.integrations.lightning.transcript import Transcript
+from rlobjectives.integrations.snapshots import PolicySnapshots
 
 __all__ = [
     "CausalLMPolicy",
@@ -22,6 +23,7 @@ __all__ = [
     "ExportModel",
     "ObjectiveMixin",
     "PolicyProgressBar",
+    "PolicySnapshots",
     "PromptBatch",
     "PromptDataModule",
     "RunHistory",

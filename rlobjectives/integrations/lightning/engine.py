@@ -148,6 +148,14 @@ class FSDP2Engine(Engine):
                 part.set_requires_gradient_sync(last, recurse=False)
         yield
 
+    def settle(self) -> None:
+        """Release what a forward without a backward leaves gathered: the outermost block's weights."""
+        from torch.distributed.fsdp import FSDPModule
+
+        for part in self.strategy.model.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+
 
 class DeepSpeedEngine(Engine):
     """DeepSpeed ZeRO: the engine clips, steps, clears gradients and must be told where a window ends."""

@@ -7,17 +7,18 @@ import copy
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from rlobjectives.capabilities import TrainerFacts
-from rlobjectives.checks import check_number
+from rlobjectives.checks import check_choice, check_number
 from rlobjectives.distributed import LOCAL, Communicator, synchronize
 from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.lightning import language_models
+from rlobjectives.integrations.lightning.behavior_policy import StaleSampling
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.mixin import ObjectiveMixin
 from rlobjectives.integrations.lightning.optimizer import make_optimizer
@@ -33,6 +34,7 @@ from rlobjectives.integrations.lightning.scoring import score_sequences
 from rlobjectives.integrations.lightning.sharding import is_sharded, shard_blocks, whole_weights
 from rlobjectives.integrations.lightning.transcript import Transcript, transcribe
 from rlobjectives.integrations.lightning.validation import CompletionValidation, measured_values
+from rlobjectives.integrations.snapshots import PolicySnapshots
 from rlobjectives.layouts import PaddedLayout
 from rlobjectives.objective import Objective
 from rlobjectives.rollouts import Rollouts
@@ -41,7 +43,7 @@ from rlobjectives.statistics import Mean, Stat, Sum
 __all__ = ["CausalLMPolicy"]
 
 
-class CausalLMPolicy(ObjectiveMixin, CompletionValidation, LightningModule):
+class CausalLMPolicy(ObjectiveMixin, StaleSampling, CompletionValidation, LightningModule):
     """Any causal language model of ``transformers``, trained with an objective on sampled completions.
 
     One step: take the batch's prompts, sample ``num_generations`` completions of each, score them with the
@@ -52,6 +54,10 @@ class CausalLMPolicy(ObjectiveMixin, CompletionValidation, LightningModule):
     alike. ``behavior_logprobs`` are those of the distribution that was sampled, `top_p` and `top_k` included;
     the trained policy's are not truncated, so with truncation an objective whose loss has an importance ratio
     is refused at set-up (one without, such as `Reinforce`, is not).
+
+    The policy that samples may differ from the one that is trained, on purpose: by age (`snapshots`) or by
+    temperature (`policy_temperature`). ``behavior_logprobs`` are then those of the sampler, and an objective
+    that reads them nowhere is refused at set-up. ``rollout/policy_age`` tells the age of the sampling weights.
 
     Validation completes every prompt greedily. It logs ``val/<reward>``, the mean of each reward over the
     prompts it could score, and ``val/accuracy``, the share of prompts whose first reward reaches
@@ -71,8 +77,13 @@ class CausalLMPolicy(ObjectiveMixin, CompletionValidation, LightningModule):
         max_new_tokens: Longest completion in tokens.
         max_prompt_tokens: Longest prompt allowed, in tokens; None allows any.
         temperature: Sampling temperature.
+        policy_temperature: Temperature of the policy that is trained: of its log-probabilities, the old and the
+            reference's. None: the sampling temperature.
         top_p: Nucleus mass kept when sampling; 1 keeps all.
         top_k: Tokens kept when sampling; 0 keeps all.
+        snapshots: Sample with earlier weights, kept at an interval up to a largest age. None: with the current.
+        old_logprobs: What the ratios of most losses are taken against. ``"recomputed"``: the policy at the start
+            of this rollout's updates. ``"behavior"``: the policy that sampled, as in M2PO's paper.
         reference: Keep a frozen copy of the starting policy. None: if the objective needs one. Every rank holds
             it whole; it is no part of the module, so neither sharded, saved nor trained.
         gather_for_sampling: Under ZeRO-3 and FSDP2, have the whole model on every rank while sampling, which is
@@ -113,8 +124,11 @@ class CausalLMPolicy(ObjectiveMixin, CompletionValidation, LightningModule):
         model_options: dict[str, Any] | None = None,
         max_prompt_tokens: int | None = None,
         temperature: float = 1.0,
+        policy_temperature: float | None = None,
         top_p: float = 1.0,
         top_k: int = 0,
+        snapshots: PolicySnapshots | None = None,
+        old_logprobs: Literal["recomputed", "behavior"] = "recomputed",
         reference: bool | None = None,
         gather_for_sampling: bool = True,
         gradient_checkpointing: bool = False,
@@ -147,6 +161,12 @@ class CausalLMPolicy(ObjectiveMixin, CompletionValidation, LightningModule):
         self.sampling = SamplingOptions(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k
         )
+        if policy_temperature is not None:
+            check_number("policy_temperature", policy_temperature, low=0.0, open_low=True)
+        check_choice("old_logprobs", old_logprobs, ("recomputed", "behavior"))
+        self.policy_temperature = temperature if policy_temperature is None else policy_temperature
+        self.snapshots = snapshots
+        self.old_logprobs = old_logprobs
         self.reward_functions = RewardFunctions(rewards)
         self.gather_for_sampling = gather_for_sampling
         self.max_prompt_tokens = max_prompt_tokens
@@ -191,7 +211,10 @@ class CausalLMPolicy(ObjectiveMixin, CompletionValidation, LightningModule):
         return dataclasses.replace(
             super().trainer_facts(datamodule),
             num_rewards=len(self.reward_functions),
+            max_staleness=0 if self.snapshots is None else self.snapshots.max_staleness,
+            old_logprobs=self.old_logprobs,
             temperature=self.sampling.temperature,
+            policy_temperature=self.policy_temperature,
             top_p=self.sampling.top_p,
             top_k=self.sampling.top_k,
             behavior_logprobs="untruncated" if self.sampling.truncates else "sampled",
@@ -228,7 +251,8 @@ class CausalLMPolicy(ObjectiveMixin, CompletionValidation, LightningModule):
         """
         repeats = batch.num_generations
         prompt_ids, prompt_mask = self.encode(batch.prompts, repeats)
-        completions = self.complete(prompt_ids, prompt_mask)
+        with self.behavior_weights():
+            completions = self.complete(prompt_ids, prompt_mask)
         transcript = self.transcribe(batch, completions, repeats)
         self.last_rollout = transcript
         self._rollout_statistics = {
@@ -236,6 +260,7 @@ class CausalLMPolicy(ObjectiveMixin, CompletionValidation, LightningModule):
             "rollout/completion_tokens": Mean.of(completions.mask.sum(1).double()),
             "rollout/ended_fraction": Mean.of(transcript.ended.double()),
             "rollout/tokens": Sum.of(prompt_mask.sum().double() + completions.mask.sum()),
+            **self.behavior_metrics(),
         }
         layout = PaddedLayout(
             torch.cat([torch.zeros_like(prompt_mask, dtype=torch.bool), completions.mask], 1)
@@ -253,6 +278,8 @@ class CausalLMPolicy(ObjectiveMixin, CompletionValidation, LightningModule):
             ),
             behavior_logprobs=nn.functional.pad(completions.logprobs, (prompt_ids.shape[1], 0)),
         )
+        if self.old_logprobs == "behavior":
+            experience.old_logprobs = experience.behavior_logprobs
         if self.has_reference:
             experience.ref_logprobs = self._reference_logprobs(experience)
         return experience
@@ -281,14 +308,12 @@ class CausalLMPolicy(ObjectiveMixin, CompletionValidation, LightningModule):
     def score(self, micro_batch: Experience) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities of a micro-batch, and entropies where the objective needs them."""
         entropy = "entropy" in self.objective.columns()
-        return score_sequences(
-            self.model, micro_batch, temperature=self.sampling.temperature, entropy=entropy
-        )
+        return score_sequences(self.model, micro_batch, temperature=self.policy_temperature, entropy=entropy)
 
     def _reference_logprobs(self, experience: Experience) -> Tensor:
         reference = self._reference[0].to(self.device)
         parts = [
-            score_sequences(reference, experience.rows(rows), temperature=self.sampling.temperature)[0]
+            score_sequences(reference, experience.rows(rows), temperature=self.policy_temperature)[0]
             for rows in torch.split(torch.arange(len(experience)), self.micro_batch_size)
         ]
         return torch.cat(parts).float()

@@ -52,7 +52,7 @@ def has_digit(prompts, completions, *, answer, **columns):
     return [None if not text else float(any(c.isdigit() for c in text)) for text in completions]
 
 
-def policy(folder: str, **options) -> CausalLMPolicy:
+def policy(folder: str, kind: type[CausalLMPolicy] = CausalLMPolicy, **options) -> CausalLMPolicy:
     """A policy on the small model."""
     given = {
         "objective": Objective(estimator=GDPO(weights=(1.0, 0.5))),
@@ -61,4 +61,4 @@ def policy(folder: str, **options) -> CausalLMPolicy:
         "max_new_tokens": 6,
         "learning_rate": 1e-2,
     }
-    return CausalLMPolicy(**{**given, **options})
+    return kind(**{**given, **options})
