@@ -1,6 +1,6 @@
-"""TRL with GDPO: a small model learns sums from two rewards on a CPU.
+"""TRL with GDPO: a small model learns to spell words backward from two rewards on a CPU.
 
-python examples/trl_gdpo.py [--steps 150]
+python examples/trl_gdpo.py [--steps 100]
 
 One base class and one line; everything else is TRL.
 """
@@ -21,7 +21,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from examples import arithmetic
+from examples import spelling
 from examples.supervised import make_mediocre_model
 from rlobjectives import GDPO, FixedBudget, Objective
 from rlobjectives.integrations.trl import ObjectiveMixin
@@ -37,7 +37,7 @@ class Trainer(ObjectiveMixin, GRPOTrainer):
 
 @torch.no_grad()
 def measure(model: Any, tokenizer: Any, rows: list[dict[str, str]]) -> dict[str, float]:
-    """Share of held-out sums answered right and in the right format: sampled answers (what is trained), and greedy."""
+    """Share of held-out words answered right and in the right format: sampled answers (what is trained), and greedy."""
     prompts = [row["prompt"] for row in rows]
     batch = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt").to(model.device)
     found = {}
@@ -48,8 +48,8 @@ def measure(model: Any, tokenizer: Any, rows: list[dict[str, str]]) -> dict[str,
         torch.manual_seed(0)
         ids = model.generate(**batch, max_new_tokens=ANSWER_TOKENS, **options)
         completions = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-        right = arithmetic.correct(prompts, completions, answer=[row["answer"] for row in rows])
-        formatted = arithmetic.bracketed(prompts, completions)
+        right = spelling.correct(prompts, completions, answer=[row["answer"] for row in rows])
+        formatted = spelling.bracketed(prompts, completions)
         found[f"correct, {label}"] = sum(right) / len(rows)
         found[f"format, {label}"] = sum(formatted) / len(rows)
     return found
@@ -58,18 +58,17 @@ def measure(model: Any, tokenizer: Any, rows: list[dict[str, str]]) -> dict[str,
 def main() -> None:
     """Make a mediocre model, train it, and print what it can do before and after."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=150, help="optimizer steps (150)")
+    parser.add_argument("--steps", type=int, default=100, help="optimizer steps (100)")
     parser.add_argument("--folder", default="runs/trl_gdpo", help="where everything goes (runs/trl_gdpo)")
     options = parser.parse_args()
     warnings.simplefilter("ignore", FutureWarning)
 
     start = Path(options.folder) / "start"
     if not (start / "config.json").exists():
-        start.mkdir(parents=True, exist_ok=True)
         make_mediocre_model(start, seed=0, steps=600)
     tokenizer = AutoTokenizer.from_pretrained(start, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
-    held_out = arithmetic.prompts("held_out", limit=1_000)
+    held_out = spelling.prompts("held_out")
 
     config = GRPOConfig(
         output_dir=options.folder,
@@ -90,16 +89,16 @@ def main() -> None:
     )
     trainer = Trainer(
         model=model,
-        reward_funcs=[arithmetic.correct, arithmetic.bracketed],
+        reward_funcs=[spelling.correct, spelling.bracketed],
         args=config,
-        train_dataset=Dataset.from_list(arithmetic.prompts("train")),
+        train_dataset=Dataset.from_list(spelling.prompts("train")),
         processing_class=tokenizer,
     )
     before, began = measure(model, tokenizer, held_out), time.perf_counter()
     trainer.train()
     after = measure(trainer.model, tokenizer, held_out)
     seconds = time.perf_counter() - began
-    print(f"{options.steps} steps in {seconds:.0f} s; answers to {len(held_out):,} sums of another draw:")
+    print(f"{options.steps} steps in {seconds:.0f} s; answers to {len(held_out):,} words never seen in training:")
     for name, value in after.items():
         print(f"  {name:17} {before[name]:6.1%} -> {value:6.1%}")
 

@@ -21,7 +21,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 from trl import GRPOConfig
 
-from examples import arithmetic
+from examples import spelling
 from examples.supervised import make_mediocre_model
 from rlobjectives.integrations.trl import ObjectiveGRPOTrainer
 
@@ -37,7 +37,6 @@ def main() -> None:
 
     start = Path(options.folder) / "start"
     if not (start / "config.json").exists():
-        start.mkdir(parents=True, exist_ok=True)
         make_mediocre_model(start, seed=0, steps=600)
     config = GRPOConfig(
         output_dir=options.folder,
@@ -62,9 +61,9 @@ def main() -> None:
     trainer = ObjectiveGRPOTrainer(
         objective=options.objective,
         model=AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32),
-        reward_funcs=[arithmetic.correct, arithmetic.bracketed],
+        reward_funcs=[spelling.correct, spelling.bracketed],
         args=config,
-        train_dataset=Dataset.from_list(arithmetic.prompts("train")),
+        train_dataset=Dataset.from_list(spelling.prompts("train")),
         processing_class=AutoTokenizer.from_pretrained(start, padding_side="left"),
     )
     trainer.remove_callback(PrinterCallback)  # the table below says what matters
