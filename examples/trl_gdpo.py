@@ -98,7 +98,9 @@ def main() -> None:
     trainer.train()
     after = measure(trainer.model, tokenizer, held_out)
     seconds = time.perf_counter() - began
-    print(f"{options.steps} steps in {seconds:.0f} s; answers to {len(held_out):,} words never seen in training:")
+    print(
+        f"{options.steps} steps in {seconds:.0f} s; answers to {len(held_out):,} words never seen in training:"
+    )
     for name, value in after.items():
         print(f"  {name:17} {before[name]:6.1%} -> {value:6.1%}")
 

@@ -127,11 +127,12 @@ class Histogram(Stat):
             mask: Which of them count.
         """
         check_shape("values", values, tuple(bins.shape), "one value a bin number")
+        wide = values.detach().to(torch.float64)  # before anything else: integers would pass through float32
         if mask is not None:  # what does not count goes to a bin that is cut off below
             check_shape("mask", mask, tuple(bins.shape), "the mask of the values it selects")
             bins = torch.where(mask, bins, BINS)
-            values = torch.where(mask, values, 0.0)
-        index, wide = bins.reshape(-1).long(), values.detach().to(torch.float64).reshape(-1)
+            wide = torch.where(mask, wide, 0.0)
+        index, wide = bins.reshape(-1).long(), wide.reshape(-1)
         empty = wide.new_zeros(BINS + 1)
         counts = empty.index_add(0, index, torch.ones_like(wide))
         sums = empty.index_add(0, index, wide)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from rlobjectives import capabilities as capability
 from rlobjectives.capabilities import Capabilities, TrainerFacts
 from rlobjectives.checks import check_number
 from rlobjectives.component import Component, Metric
-from rlobjectives.distributed.communicator import LOCAL, Communicator
+from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators import Estimator, FunctionEstimator
 from rlobjectives.layouts import TokenLayout
@@ -146,6 +146,16 @@ class Objective:
         built = build(name, overrides)
         return built if isinstance(built, cls) else cls(**built)
 
+    @property
+    def description(self) -> str:
+        """Parts and plain options in words: the same in every process that holds the same objective.
+
+        Example:
+            >>> Objective.named("reinforce").description.split("; ")[1]
+            'policy_loss=Reinforce(importance_weight=None, weight_cap=None)'
+        """
+        return "; ".join(f"{name}={_described(part)}" for name, part in self.parts().items())
+
     def parts(self) -> dict[str, Component]:
         """The parts that are there, by field."""
         found = {one.name: getattr(self, one.name) for one in fields(self)}
@@ -214,14 +224,18 @@ class Objective:
         own = [sentence for part in self.parts().values() for sentence in part.violations(facts)]
         capability.check(self.name, self.capabilities, facts, own)
 
-    def window(self, communicator: Communicator = LOCAL) -> WindowBuilder:
-        """Open a window: one optimizer step."""
-        return WindowBuilder(self, communicator)
+    def window(self, communicator: Communicator | None = None) -> WindowBuilder:
+        """Open a window: one optimizer step.
+
+        Args:
+            communicator: The ranks it spreads over; by default all of the run. `LOCAL` keeps it on this rank.
+        """
+        return WindowBuilder(self, Communicator.world() if communicator is None else communicator)
 
     def freeze(
         self,
         micro_batches: Iterable[tuple[Tensor, TokenLayout]],
-        communicator: Communicator = LOCAL,
+        communicator: Communicator | None = None,
     ) -> Window:
         """`window`, `add` for each pair of estimate and layout, and `freeze`, in one call.
 
@@ -232,3 +246,14 @@ class Objective:
             for estimate, layout in micro_batches:
                 builder.add(estimate=estimate, layout=layout)
         return builder.freeze()
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Component) and is_dataclass(value):
+        options = (f"{one.name}={_described(getattr(value, one.name))}" for one in fields(value))
+        return f"{type(value).__name__}({', '.join(options)})"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_described, value))})"
+    plain = value is None or isinstance(value, (bool, int, float, str, dict))
+    # What has state, or no name of its own, is known by its kind: an address says nothing elsewhere.
+    return repr(value) if plain else getattr(value, "__qualname__", type(value).__name__)

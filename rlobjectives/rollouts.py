@@ -86,6 +86,8 @@ class Rollouts:
         greedy_rewards: Rewards of the greedy answer to each sequence's prompt, shaped like `rewards`.
         groups: Filled in from ``group_ids``; leave it out.
         sessions: Filled in from ``session_ids``; leave it out.
+        unscored: Filled in: whether some sequence has no scored reward at all.
+        uncredited: Filled in: whether some sequence has a reward other than 0 and no token to carry it.
 
     Raises:
         ShapeError: If shapes disagree, or rewards are boolean.
@@ -117,6 +119,8 @@ class Rollouts:
     greedy_rewards: Tensor | None = None
     groups: Groups = None  # type: ignore[assignment]  # filled below, from group_ids
     sessions: Groups | None = None  # filled below, from session_ids
+    unscored: bool = False  # filled below, with the look at the rewards
+    uncredited: bool = False  # filled below, from rewards and layout
 
     def __post_init__(self) -> None:
         rewards = self.rewards.detach()
@@ -157,7 +161,9 @@ class Rollouts:
     def _check_scored_rewards(self) -> None:
         assert self.scored is not None and self.reward_names is not None
         bad = self.scored & ~(self.rewards.abs() <= _FLOAT32_MAX)
-        if bool(bad.any()):
+        broken, unscored = torch.stack([bad.any(), ~self.scored.any(1).all()]).tolist()
+        self._set("unscored", unscored)
+        if broken:
             columns = bad.any(0).nonzero().flatten().tolist()
             names = ", ".join(self.reward_names[column] for column in columns)
             raise NonFiniteError(
@@ -173,6 +179,9 @@ class Rollouts:
                 f"layout has {self.layout.num_sequences} sequences; rewards has {count} rows. "
                 "Both describe the same sequences, in the same order."
             )
+        if self.layout is not None:
+            lost = (self.rewards != 0).any(1) & (self.layout.local_counts() == 0)
+            self._set("uncredited", bool(lost.any()))
         for name in _TOKEN_COLUMNS:
             column = getattr(self, name)
             if column is None:

@@ -89,6 +89,8 @@ LENIENT: Mapping[str, Any] = {"on_lost_reward": "drop"}
 
 NEEDS_POSITIONS = frozenset({"Combined"})
 """Estimators that refuse packed sequences of length 0, since a sequence's number travels on its tokens."""
+NEEDS_SCORES = frozenset({"GAE", "ReMax", "ReinforcePlusPlus", "TDLambda", "VTrace"})
+"""Estimators that refuse a sequence of which no reward is scored."""
 POSITIVE_REWARDS = frozenset({"MaxRL"})
 """Estimators that refuse negative rewards."""
 
@@ -109,6 +111,8 @@ def given_options(kind: type[Any]) -> dict[str, Any]:
 
 def suited(objective: Objective, case: Case) -> Case:
     """The window with rewards that the objective accepts."""
+    if any(f"{name}(" in repr(objective.estimator) for name in NEEDS_SCORES):
+        case = dataclasses.replace(case, scored=case.scored | ~case.scored.any(1, keepdim=True))
     if any(type(part).__name__ in POSITIVE_REWARDS for part in objective.parts().values()):
         return dataclasses.replace(case, rewards=case.rewards.abs())
     if any(type(part).__name__ in NEEDS_POSITIONS for part in objective.parts().values()):
@@ -177,13 +181,17 @@ ROLES: Mapping[str, type[Component]] = _roles()
 
 
 def label(part: Component) -> str:
-    """The part and the options that differ from its defaults."""
-    options = ", ".join(
-        f"{one.name}={getattr(part, one.name)!r}"
+    """The part and the options that differ from its defaults; the same in every process."""
+    changed = {
+        one.name: getattr(part, one.name)
         for one in dataclasses.fields(part)  # type: ignore[arg-type]
         if getattr(part, one.name) != one.default
+    }
+    options = (
+        f"{name}={value.__name__ if isinstance(value, types.FunctionType) else repr(value)}"
+        for name, value in changed.items()
     )
-    return f"{type(part).__name__}({options})"
+    return f"{type(part).__name__}({', '.join(options)})"
 
 
 def _with(part: Component) -> Objective:

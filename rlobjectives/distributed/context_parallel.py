@@ -13,8 +13,8 @@ __all__ = ["full_token_counts"]
 def full_token_counts(local_counts: Tensor, communicator: Communicator) -> Tensor:
     """Counted tokens of each whole sequence from those of this rank's shard. One collective.
 
-    Hand the result to the layout: ``layout.with_facts(total_tokens=counts)``. Needed by whatever
-    reads the length of a sequence (`SequenceMean`, GSPO …); a token mean needs nothing.
+    Hand the result to the layout: ``layout.with_facts(total_tokens=counts)``. Every window
+    needs it, since it counts the sequences that are not empty.
 
     Args:
         local_counts: ``layout.local_counts()`` of this rank, ``[n]``, the same sequences in the same

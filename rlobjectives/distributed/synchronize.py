@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives import errors
-from rlobjectives.distributed.communicator import LOCAL, Communicator
+from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.errors import NonFiniteError, RankError
 from rlobjectives.statistics import Stat
 
@@ -99,8 +99,8 @@ class Exchange:
     micro_batches: int
 
 
-def _schema(kinds: Sequence[tuple[str, type[Stat]]]) -> float:
-    text = ";".join(f"{name}:{kind.__name__}:{kind.width}" for name, kind in kinds)
+def _schema(kinds: Sequence[tuple[str, type[Stat]]], agreement: str) -> float:
+    text = agreement + ";".join(f"{name}:{kind.__name__}:{kind.width}" for name, kind in kinds)
     return float(zlib.crc32(text.encode()))
 
 
@@ -110,6 +110,7 @@ def exchange(
     *,
     fault: Fault | None = None,
     micro_batches: int = 0,
+    agreement: str = "",
 ) -> Exchange:
     """Merge statistics over all ranks in one collective, or raise on all of them together.
 
@@ -118,12 +119,13 @@ def exchange(
         communicator: The ranks.
         fault: What went wrong here.
         micro_batches: How many this rank has.
+        agreement: What else must be the same on every rank, such as the options of an objective.
 
     Returns:
         Merged statistics, on the device they came from.
 
     Raises:
-        RankError: If another rank failed, or ranks hold different statistics.
+        RankError: If another rank failed, or ranks hold different statistics or another `agreement`.
         NonFiniteError: If any rank counted a non-finite value.
     """
     kinds = sorted((name, type(stat)) for name, stat in statistics.items())
@@ -131,7 +133,7 @@ def exchange(
     home = next((stat.row.device for stat in statistics.values()), torch.device("cpu"))
     device = communicator.device or home
     body = [statistics[name].pack().to(device) for name, _ in kinds]
-    tail = torch.tensor([_schema(kinds), float(micro_batches)], dtype=torch.float64, device=device)
+    tail = torch.tensor([_schema(kinds, agreement), float(micro_batches)], dtype=torch.float64, device=device)
     row = torch.cat([fault.header(device), tail, *body])
     # Rows are padded to a common length, so that ranks that disagree can still tell each other.
     width = max(_FLOOR, 1 << (row.numel() - 1).bit_length())
@@ -148,12 +150,12 @@ def exchange(
     return Exchange(merged, int(max(header[5] for header in headers)))
 
 
-def synchronize(statistics: Mapping[str, Stat], communicator: Communicator = LOCAL) -> dict[str, Stat]:
+def synchronize(statistics: Mapping[str, Stat], communicator: Communicator | None = None) -> dict[str, Stat]:
     """Merge statistics over all ranks in one collective, bitwise equally on all of them.
 
     Args:
         statistics: The same names and kinds on every rank; a rank without data gives identities.
-        communicator: The ranks.
+        communicator: The ranks; by default all of the run.
 
     Returns:
         The merged statistics, by name.
@@ -166,7 +168,7 @@ def synchronize(statistics: Mapping[str, Stat], communicator: Communicator = LOC
         >>> synchronize({"tokens": Sum.of(torch.ones(3))})
         {'tokens': Sum(3)}
     """
-    return exchange(statistics, communicator).statistics
+    return exchange(statistics, communicator or Communicator.world()).statistics
 
 
 def _raise_together(headers: list[list[float]], communicator: Communicator, fault: Fault) -> None:
@@ -189,7 +191,7 @@ def _raise_together(headers: list[list[float]], communicator: Communicator, faul
     if len(schemas) > 1:
         parties = " / ".join(f"ranks {', '.join(map(str, members))}" for members in schemas.values())
         raise RankError(
-            f"ranks hold different window statistics ({parties}). Every rank must build the same objective, "
+            f"ranks hold different objectives or window statistics ({parties}). Every rank must build the same objective, "
             f"with the same options and library version.{everywhere}"
         )
     for position, (code, micro_batch, bad, total, *_) in enumerate(headers):

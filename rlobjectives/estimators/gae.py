@@ -17,6 +17,7 @@ from rlobjectives.estimators.sessions import Trajectories, concatenate, session_
 from rlobjectives.estimators.shaping import (
     check_kl_options,
     refuse_lost_rewards,
+    refuse_unscored,
     sequence_rewards,
     shaped_token_rewards,
 )
@@ -195,11 +196,17 @@ class GAE(Normalized):
         if self.reward_scope == "segment":
             return sequence_rewards(rollouts, self.weights, "GAE", self.on_lost_reward)
         rewards = session_rewards(rollouts, self.weights, "GAE")
-        assert rollouts.sessions is not None
-        if self.on_lost_reward == "error":
-            counts = rewards.new_zeros(rewards.shape)
-            counts.index_add_(0, rollouts.sessions.index, rollouts.tokens("GAE").local_counts())
-            refuse_lost_rewards(rewards, counts, "GAE")
+        assert rollouts.sessions is not None and rollouts.scored is not None
+
+        def by_session(column: Tensor) -> Tensor:
+            return rewards.new_zeros(rewards.shape).index_add_(0, rollouts.sessions.index, column.double())
+
+        # A session has its reward where any of its sequences has one.
+        if self.on_lost_reward == "error" and rollouts.uncredited:
+            refuse_lost_rewards(rewards, by_session(rollouts.tokens("GAE").local_counts()), "GAE")
+        if rollouts.unscored:
+            counts = by_session(rollouts.tokens("GAE").local_counts())
+            refuse_unscored(by_session(rollouts.scored.any(1)) > 0, counts, "GAE")
         return rewards[rollouts.sessions.index]
 
     def _session_final(self, rollouts: Rollouts, whole: Trajectories) -> Tensor:

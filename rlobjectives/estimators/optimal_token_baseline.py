@@ -94,7 +94,9 @@ class OptimalTokenBaseline(Normalized):
         returns = lambda_returns(
             layout,
             token_rewards=rollouts.token_rewards,
-            final_rewards=sequence_rewards(rollouts, self.weights, name, self.on_lost_reward),
+            final_rewards=sequence_rewards(
+                rollouts, self.weights, name, self.on_lost_reward, unscored="zero"
+            ),
         ).returns.double()
         weight = layout.cumulative_sum(self._energy(rollouts))
         member = layout.mask & layout.expand(rollouts.scored.any(1))

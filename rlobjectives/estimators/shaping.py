@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ __all__ = [
     "check_kl_options",
     "overlong_penalty",
     "refuse_lost_rewards",
+    "refuse_unscored",
     "sequence_rewards",
     "shaped_token_rewards",
 ]
@@ -24,18 +27,44 @@ REWARD_KL = ("k1", "k2", "k3", "abs")
 
 
 def sequence_rewards(
-    rollouts: Rollouts, weights: tuple[float, ...] | None, reader: str, on_lost_reward: str
+    rollouts: Rollouts,
+    weights: tuple[float, ...] | None,
+    reader: str,
+    on_lost_reward: str,
+    *,
+    unscored: Literal["error", "zero"] = "error",
 ) -> Tensor:
-    """The combined reward of each sequence, 0 where nothing is scored, float64 ``[n]``.
+    """The combined reward of each sequence, float64 ``[n]``, for the credit of its tokens.
+
+    Args:
+        rollouts: Rewards, and where they are known.
+        weights: One weight a reward; None is 1 for each.
+        reader: Who asks, for messages.
+        on_lost_reward: ``"error"`` refuses a reward other than 0 without an action token; ``"drop"`` drops it.
+        unscored: ``"zero"`` if the reader itself leaves out sequences without any scored reward. Nobody else may
+            take such a sequence for one of reward 0.
 
     Raises:
-        CapabilityError: If a reward other than 0 has no action token to go to.
+        CapabilityError: If a reward other than 0 has no action token to go to, or a sequence with action tokens
+            has no reward.
     """
-    rewards = combined_reward(rollouts, weights)[0].squeeze(1)
-    if on_lost_reward == "error":
-        layout = rollouts.tokens(reader)
+    rewards, scored = (column.squeeze(1) for column in combined_reward(rollouts, weights))
+    layout = rollouts.tokens(reader)
+    # What Rollouts found at the boundary; the device is asked again only where something is wrong.
+    if on_lost_reward == "error" and rollouts.uncredited:
         refuse_lost_rewards(torch.where(layout.sequence_mask(), rewards, 0.0), layout.local_counts(), reader)
+    if unscored == "error" and rollouts.unscored:
+        refuse_unscored(scored | ~layout.sequence_mask(), layout.local_counts(), reader)
     return rewards
+
+
+def refuse_unscored(scored: Tensor, counts: Tensor, reader: str) -> None:
+    """Raise if a sequence (or session) with action tokens has no scored reward at all."""
+    refuse_rows(
+        ~scored & (counts > 0),
+        f"have no scored reward, and {reader} would have to take that for a reward of 0",
+        "Score them, mask them out of the layout, or leave them out of the rollouts.",
+    )
 
 
 def refuse_lost_rewards(rewards: Tensor, counts: Tensor, reader: str) -> None:

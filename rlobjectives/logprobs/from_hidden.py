@@ -176,7 +176,8 @@ class _FromHidden(torch.autograd.Function):
         _backward_tiles(tiles, states, weight, row_facts, ctx.temperature, d_states, d_weight)
         d_hidden = None
         if d_states is not None:
-            d_hidden = torch.zeros_like(hidden).view(-1, hidden.shape[-1])
+            flat = torch.zeros_like(hidden, memory_format=torch.contiguous_format)
+            d_hidden = flat.view(-1, hidden.shape[-1])
             d_hidden[rows] = d_states.to(hidden.dtype)
             d_hidden = d_hidden.view(hidden.shape)
         return d_hidden, d_weight, None, None, None, None, None
@@ -187,7 +188,8 @@ def _online_softmax(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of one row chunk: log-probability of the ids, log Σ exp z, and the entropy (if asked for)."""
     count = states.shape[0]
-    chosen = torch.zeros(count, dtype=tiles.dtype, device=states.device)
+    # An id that no tile holds, outside the vocabulary, stays NaN: an error where it counts, and no number.
+    chosen = torch.full((count,), torch.nan, dtype=tiles.dtype, device=states.device)
     top = torch.full_like(chosen, -torch.inf)
     # Both relative to the largest z so far: Σ e^(z − top) and Σ e^(z − top) · (z − top).
     total, moment = torch.zeros_like(chosen), torch.zeros_like(chosen)

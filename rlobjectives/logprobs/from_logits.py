@@ -90,14 +90,14 @@ def sequence_logprobs(
         input_ids: The sequences it read, ``[b, t]``.
         temperature: As in `token_logprobs`.
         mask: Bool ``[b, t]`` aligned with `input_ids`, True where the token counts. Position 0, which
-            nothing precedes, never does.
+            nothing precedes, must not: its log-probability is then NaN, which the window refuses.
         entropy: Whether to compute the entropy as well.
 
     Returns:
         As `token_logprobs`, ``[b, t]``; column 0 is 0.
 
     Raises:
-        ShapeError: If the shapes do not fit, or the mask is True at position 0.
+        ShapeError: If the shapes do not fit.
 
     Example:
         >>> logits, ids = torch.zeros(1, 3, 4), torch.tensor([[2, 0, 1]])
@@ -117,6 +117,8 @@ def sequence_logprobs(
     found = token_logprobs(logits, following, temperature=temperature, mask=ahead, entropy=entropy)
     logprobs, entropies = (None if column is None else _delay(column) for column in found)
     assert logprobs is not None
+    if mask is not None:
+        logprobs[:, 0] = torch.where(mask[:, 0], torch.nan, 0.0)
     return logprobs, entropies
 
 

@@ -27,7 +27,7 @@ _SIGN = -(1 << 31)
 
 def _keys(values: Tensor) -> Tensor:
     # Order-preserving bits in [0, 2³²): positive numbers move above all negative ones, which are mirrored.
-    bits = values.detach().to(torch.float32).view(torch.int32)
+    bits = (values.detach().to(torch.float32) + 0.0).view(torch.int32)  # −0 becomes 0: they are one value
     ordered = torch.where(bits < 0, ~bits, bits ^ _SIGN)
     return ordered.to(torch.int64) & 0xFFFFFFFF
 

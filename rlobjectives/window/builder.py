@@ -114,6 +114,10 @@ class WindowBuilder:
         Raises:
             RLObjectivesError: Whatever went wrong on any rank, on all ranks at this point.
         """
+        if self._frozen:
+            raise WindowError(
+                "This window is frozen already. Open a new one with objective.window() for each step."
+            )
         self._frozen = True
         objective, communicator = self.objective, self.communicator
         prepass = {
@@ -145,7 +149,11 @@ class WindowBuilder:
             if shrinking and step == counting:
                 outgoing.update(self._kept_statistics(shrinking.values(), window))
             outcome = exchange(
-                outgoing, communicator, fault=self._fault, micro_batches=len(self._micro_batches)
+                outgoing,
+                communicator,
+                fault=self._fault,
+                micro_batches=len(self._micro_batches),
+                agreement=objective.description,
             )
             statistics.update(outcome.statistics)
             window = Window(objective, communicator, statistics, outcome.micro_batches)

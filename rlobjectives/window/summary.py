@@ -69,7 +69,7 @@ def summarize(
             collected[_SEEN].append(Mean(torch.stack([output.tokens, torch.ones_like(output.tokens)])))
             for name, found in output.faults.items():
                 fault.counts[position, name] = found
-        if taken := set(extra) & set(collected):
+        if taken := set(extra) & {*collected, "window/tokens", "window/sequences"}:
             raise WindowError(
                 f"extra holds {sorted(taken)}, which the objective reports itself. Rename them."
             )
@@ -94,8 +94,8 @@ def summarize(
 
 
 def _check_seen(seen: Stat, expected: Tensor) -> None:
-    (tokens, losses), counted = seen.row.tolist(), float(expected)
-    if losses and tokens != counted:
+    tokens, counted = float(seen.row[0]), float(expected)
+    if tokens != counted:
         raise WindowError(
             f"the losses saw {tokens:,.0f} tokens, but the window was frozen with {counted:,.0f}, so every weight "
             "is wrong. Hand summarize() the output of every micro-batch once, and change no mask after freeze()."

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlobjectives import GAE, GDPO, GRPO, Objective, PaddedLayout, Rollouts, Stat, reward_metrics
+from rlobjectives import GAE, GDPO, GRPO, Objective, PaddedLayout, Rollouts, Stat, TokenBatch, reward_metrics
 from rlobjectives.estimators.diagnostics import REWARD_METRICS
 from tests.windows import run_ranks_as_threads
 
@@ -66,7 +66,9 @@ def test_ranks_merge_whatever_they_hold() -> None:
         own = rollouts(shards[communicator.rank])
         layout = PaddedLayout(torch.ones(own.num_sequences, 1, dtype=torch.bool))
         window = objective.freeze([(torch.zeros(own.num_sequences), layout)], communicator)
-        return window.summarize([], reward_metrics(own, GRPO(on_singleton="zero")))
+        zeros = torch.zeros(layout.shape)
+        output = window.loss(TokenBatch(logprobs=zeros, advantages=zeros, layout=layout))
+        return window.summarize([output], reward_metrics(own, GRPO(on_singleton="zero")))
 
     found = run_ranks_as_threads(one, 3)
     assert found[0] == found[1] == found[2]

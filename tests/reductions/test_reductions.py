@@ -76,7 +76,9 @@ REDUCTIONS: list[tuple[LossReduction, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("reduction", "expected"), REDUCTIONS, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize(
+    ("reduction", "expected"), REDUCTIONS, ids=lambda value: getattr(value, "__name__", repr(value))
+)
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**20), packed=st.booleans(), empty=st.sampled_from((0.0, 0.4)))
 def test_oracles(reduction: LossReduction, expected: Any, seed: int, packed: bool, empty: float) -> None:
