@@ -14,6 +14,7 @@ from pathlib import Path
 
 import rlobjectives
 from rlobjectives import CapabilityError, Component, Metric
+from rlobjectives.estimators.credit_metrics import CREDIT_METRICS
 from rlobjectives.estimators.diagnostics import REWARD_METRICS
 from rlobjectives.objective import OBJECTIVE_METRICS
 
@@ -24,6 +25,7 @@ SCOPES = {
     "Moments": "mean and std over the window",
     "Maximum": "maximum over the window",
     "LogSum": "log-sum-exp over the window",
+    "ExplainedVariance": "share of a variance, over tokens",
 }
 HEAD = """# Metrics
 
@@ -40,6 +42,8 @@ def declared() -> Iterator[tuple[str, Mapping[str, Metric]]]:
     """Who reports which metrics."""
     yield "every objective", OBJECTIVE_METRICS
     yield "`reward_metrics`", REWARD_METRICS
+    critic = {name: metric for name, metric in CREDIT_METRICS.items() if name.startswith("value/")}
+    yield "`value_metrics` (`CriticMixin`)", critic
     for name in sorted(rlobjectives.__all__):
         found = getattr(rlobjectives, name)
         if isinstance(found, type) and issubclass(found, Component) and dataclasses.is_dataclass(found):

@@ -69,9 +69,7 @@ class CriticRound(Round):
     def __init__(self, module: CriticMixin, engine: Engine) -> None:
         super().__init__(module, engine)
         self.updates = _JointUpdates(module, engine, self.metrics)
-        self.critic_updates = _CriticUpdates(
-            module, engine, self.metrics, critic_objective(module.objective)
-        )
+        self.critic_updates = _CriticUpdates(module, engine, self.metrics, critic_objective(module.objective))
 
     def _train(self, experience: Experience, estimate: Tensor, seed: int) -> None:
         super()._train(experience, estimate, seed)

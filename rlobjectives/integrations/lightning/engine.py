@@ -145,7 +145,9 @@ class DDPEngine(Engine):
     def attach(self, loss: Tensor, absent: Iterable[nn.Parameter]) -> Tensor:
         """Give every absent weight a gradient of zero: the reducer waits until each one has had its turn."""
         for parameter in absent:
-            loss = loss + parameter.flatten()[:0].sum().to(loss.dtype)  # the sum of nothing, and not 0 × weight
+            loss = loss + parameter.flatten()[:0].sum().to(
+                loss.dtype
+            )  # the sum of nothing, and not 0 × weight
         return loss
 
 

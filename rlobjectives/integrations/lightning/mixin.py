@@ -183,7 +183,9 @@ class ObjectiveMixin(_Base):
             max_staleness=0,
             normalize_advantages=self.normalize_advantages,
             can_prepass=True,
-            has_critic=None if self.objective.value_loss is None else False,  # the experience may bring values
+            has_critic=None
+            if self.objective.value_loss is None
+            else False,  # the experience may bring values
             old_logprobs="recomputed",
             dropout=0.0 if self.disable_dropout else max(dropouts(self), default=0.0),
             whole_groups_per_window=True,

@@ -115,9 +115,7 @@ class Round:
                 experience, estimate, statistics = self._judge(experience)
         except Exception as error:
             fault.note(error)
-        outcome = exchange(
-            statistics, self.communicator, fault=fault, micro_batches=self._count(experience)
-        )
+        outcome = exchange(statistics, self.communicator, fault=fault, micro_batches=self._count(experience))
         assert experience is not None
         if "estimate" in outcome.statistics:
             moments = outcome.statistics.pop("estimate")

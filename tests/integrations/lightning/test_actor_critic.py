@@ -159,5 +159,3 @@ def test_bad_options_are_named(folder, options, words):
 def test_a_folder_for_a_critic_that_is_not_there_is_refused(folder):
     with pytest.raises(CapabilityError, match="has no critic_model"):
         ExportModel(critic_folder="somewhere").setup(None, policy(folder), "fit")
-
-

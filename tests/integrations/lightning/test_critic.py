@@ -146,9 +146,9 @@ def test_kl_shaped_rewards_find_their_log_probabilities():
     """With one update a rollout nothing else asks for old log-probabilities."""
     gae = {"discount": 0.9, "trace_decay": 0.8, "on_lost_reward": "drop"}
     plain, shaped = (
-        fit(
-            ToyAgent(objective=objective(estimator=GAE(**gae, kl_coef=coef))), "single", rollouts=1
-        ).trace[0]["metrics"]
+        fit(ToyAgent(objective=objective(estimator=GAE(**gae, kl_coef=coef))), "single", rollouts=1).trace[0][
+            "metrics"
+        ]
         for coef in (0.0, 0.5)
     )
     assert plain["value/target_mean"] != shaped["value/target_mean"]
