@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -71,7 +71,9 @@ def actor_critic_optimizer(
     def of_critic(step: int) -> float:
         return min(1.0, (step + 1) / ramp)
 
-    ramps = [of_policy if group["name"].startswith("policy") else of_critic for group in groups]
+    ramps: list[Callable[[int], float]] = [
+        of_policy if group["name"].startswith("policy") else of_critic for group in groups
+    ]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, ramps)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
