@@ -1,0 +1,202 @@
+"""The critic in one process: several passes against a plain loop, what is weighed, read, run and refused."""
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+
+from rlobjectives import (
+    GAE,
+    CapabilityError,
+    Communicator,
+    Objective,
+    ReinforcePlusPlus,
+    Rollouts,
+    TokenBatch,
+)
+from rlobjectives.integrations.lightning import CriticMixin
+from rlobjectives.integrations.lightning.critic_round import CriticRound, critic_objective
+from rlobjectives.integrations.lightning.movement import MovementWatch
+from tests.integrations.lightning.runs import fit, uneven
+from tests.integrations.lightning.toy import Net, ToyPolicy, full_weights
+from tests.integrations.lightning.toy_critic import CriticNet, ToyAgent, initial_agent, objective
+
+RATES = {"policy": 4.0, "critic": 2.0}
+
+
+class Gentle(ToyAgent):
+    """Plain SGD, at rates that keep ratios in reach of the clip."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(
+            [
+                {"params": list(self.net.parameters()), "name": "policy", "lr": RATES["policy"]},
+                {"params": list(self.critic.parameters()), "name": "critic", "lr": RATES["critic"]},
+            ]
+        )
+
+
+def plain_passes(joint, alone):
+    """So many steps of both, and of the critic alone, on the whole rollout at once, with everything fixed first."""
+    data, goal = uneven(None, 0), objective()
+    net, critic = Net(), CriticNet()
+    groups = [
+        {"params": net.parameters(), "lr": RATES["policy"]},
+        {"params": critic.parameters(), "lr": RATES["critic"]},
+    ]
+    optimizer = torch.optim.SGD(groups)
+    with torch.no_grad():
+        old_values, old_logprobs = critic(data.input_ids), net.logprobs(data.input_ids)
+    given = data.need_rollouts()
+    rollouts = Rollouts(
+        rewards=given.rewards, group_ids=given.group_ids, layout=data.layout, values=old_values
+    )
+    estimate, returns = goal.estimator.estimate(rollouts), goal.estimator.value_targets(rollouts)
+    clipped = []
+    for step in range(joint + alone):
+        window = goal.freeze([(estimate, data.layout)])
+        logprobs = net.logprobs(data.input_ids)
+        tokens = TokenBatch(
+            logprobs=logprobs if step < joint else logprobs.detach(),
+            layout=data.layout,
+            advantages=window.advantages(estimate, data.layout),
+            old_logprobs=old_logprobs,
+            ref_logprobs=data.ref_logprobs,
+            values=critic(data.input_ids),
+            old_values=old_values,
+            returns=returns,
+        )
+        output = window.loss(tokens)
+        output.loss.backward()
+        clipped.append(window.summarize([output])["value/clip_fraction"])
+        optimizer.step()
+        optimizer.zero_grad()
+    return full_weights(net), full_weights(critic), clipped
+
+
+@pytest.mark.parametrize(("joint", "alone"), [(2, 0), (1, 3), (2, 2)])
+def test_passes_refer_to_the_rollout_and_not_to_the_last_step(joint, alone):
+    """Values, returns and log-probabilities of the rollout, in every pass; checked against a plain loop."""
+    policy, critic, clipped = plain_passes(joint, alone)
+    agent = Gentle(epochs_per_rollout=joint, critic_epochs=alone)
+    step = fit(agent, "single", rollouts=1).trace[0]
+    torch.testing.assert_close(step["policy"], policy, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(step["critic"], critic, rtol=1e-5, atol=1e-6)
+    assert step["steps"] == joint + alone
+    assert sum(clipped) > 0
+    assert step["metrics"]["value/clip_fraction"] == pytest.approx(sum(clipped) / len(clipped), rel=1e-6)
+
+
+def test_value_metrics_weigh_tokens_whatever_the_cut():
+    coarse, fine = (
+        fit(Gentle(epochs_per_rollout=2, micro_batch_size=size), "single", rollouts=1).trace[0]["metrics"]
+        for size in (9, 2)
+    )
+    names = [name for name in coarse if name.startswith("value/")]
+    assert {"value/explained_variance", "value/clip_fraction", "value/error"} <= set(names)
+    assert coarse["value/clip_fraction"] > 0
+    for name in names:
+        assert fine[name] == pytest.approx(coarse[name], rel=1e-5, abs=1e-6)
+
+
+def test_the_policy_is_not_even_run_while_it_rests():
+    agent = ToyAgent(adam=True, critic_warmup_steps=3, critic_epochs=2)
+    step = fit(agent, "single", rollouts=1).trace[0]
+    assert step["steps"] == 3
+    assert agent.policy_runs == 0
+    assert torch.equal(step["policy"], initial_agent()["policy"])
+    assert "loss/policy" not in step["metrics"]
+    assert step["metrics"]["loss/value_loss"] > 0
+
+
+def test_max_steps_stops_inside_the_passes_of_the_critic():
+    agent = fit(ToyAgent(adam=True, critic_epochs=4), "single", rollouts=2, max_steps=3)
+    assert [step["steps"] for step in agent.trace] == [3]
+
+
+def test_a_dummy_leaves_no_value_behind():
+    """A rank with fewer micro-batches than another runs copies of its first sequence; nobody reads what they say."""
+
+    class Looking(CriticRound):
+        def _score_all(self, experience, count, columns, method="score"):
+            found = super()._score_all(experience, count + 3, columns, method)
+            expected = self.module.critic(experience.input_ids).detach()
+            torch.testing.assert_close(found["values"], expected)
+            seen.append(len(experience))
+            return found
+
+    class Agent(ToyAgent):
+        round_type = Looking
+
+    seen = []
+    fit(Agent(), "single", rollouts=1)
+    assert seen == [9]
+
+
+def test_values_that_come_with_the_rollout_are_taken():
+    def judged(*place):
+        data = uneven(*place)
+        return data.replace(values=torch.full(data.layout.shape, 0.25))
+
+    metrics = fit(ToyAgent(source=judged), "single", rollouts=1).trace[0]["metrics"]
+    assert metrics["value/prediction_mean"] == 0.25
+    assert metrics["value/prediction_std"] == 0.0
+
+
+def test_kl_shaped_rewards_find_their_log_probabilities():
+    """With one update a rollout nothing else asks for old log-probabilities."""
+    gae = {"discount": 0.9, "trace_decay": 0.8, "on_lost_reward": "drop"}
+    plain, shaped = (
+        fit(ToyAgent(objective=objective(estimator=GAE(**gae, kl_coef=coef))), "single", rollouts=1).trace[0][
+            "metrics"
+        ]
+        for coef in (0.0, 0.5)
+    )
+    assert plain["value/target_mean"] != shaped["value/target_mean"]
+    pp = Objective(estimator=ReinforcePlusPlus(kl_coef=0.1, on_lost_reward="drop"))
+    assert fit(ToyPolicy(uneven, objective=pp), "single", rollouts=1).trace[0]["steps"] == 1
+
+
+def test_groups_without_names_are_refused_where_the_policy_rests():
+    class Nameless(ToyAgent):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        def on_train_batch_end(self, *_):
+            pass
+
+    fit(Nameless(), "single", rollouts=1)  # policy and critic always step together: nothing to tell apart
+    with pytest.raises(CapabilityError, match="which are the critic's"):
+        fit(Nameless(critic_epochs=1), "single", rollouts=1)
+
+
+def test_a_module_must_say_what_its_critic_is():
+    class Empty(CriticMixin, LightningModule):
+        pass
+
+    module = Empty(objective=objective(), micro_batch_size=1)
+    for call in (lambda: module.score_values(None), module.critic_parameters):
+        with pytest.raises(NotImplementedError, match="Empty must define"):
+            call()
+
+
+def test_the_critic_s_objective_has_no_other_part():
+    full = objective(entropy_coef=0.1)
+    alone = critic_objective(full)
+    assert set(alone.token_terms()) == {"policy_loss", "value_loss"}
+    assert alone.entropy_coef == 0.0
+    assert alone.value_loss is full.value_loss
+    assert not alone.capabilities.needs_ref_logprobs
+
+
+def test_a_watch_looks_once_and_only_after_its_steps():
+    still, moving = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    watch = MovementWatch([still, moving], name="It", steps=2, communicator=Communicator())
+    with torch.no_grad():
+        moving[1] += 1e-7
+    watch.stepped()
+    watch.stepped()  # no warning: warnings are errors here
+    watch = MovementWatch([still], name="It", steps=2, communicator=Communicator())
+    watch.stepped()
+    with pytest.warns(UserWarning, match="It has not moved in 2 optimizer steps"):
+        watch.stepped()
+    watch.stepped()
