@@ -15,8 +15,8 @@ from tests.integrations.lightning.runs import make_strategy
 from tests.integrations.lightning.small_model import ROWS, policy
 from tests.integrations.lightning.toy import full_weights
 
-ROLLOUTS, STOP = 5, 3
-AGES = [0, 1, 2, 1, 2]
+ROLLOUTS, STOP = 4, 2
+AGES = [0, 1, 2, 1]
 """With a snapshot every second rollout, up to two rollouts old."""
 
 
