@@ -130,9 +130,9 @@ def others_constant(values: Tensor, scored: Tensor, groups: Groups) -> Tensor:
     count, lows, highs = (
         group_sum(flag.to(values.dtype), groups)[groups.index] for flag in (scored, at_low, at_high)
     )
-    # All but this one are equal if it stands alone at one end and all others stand at the other.
+    # All but this one are equal if it stands alone at one end and all others (of two, the one) at the other.
     alone = (at_low & (lows == 1) & (highs == count - 1)) | (at_high & (highs == 1) & (lows == count - 1))
-    return (low >= high) | alone | (count <= 2)
+    return (low >= high) | alone
 
 
 def _extremes(values: Tensor, scored: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
