@@ -33,23 +33,56 @@ def group_sum(values: Tensor, groups: Groups) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class GroupMoments:
-    """Statistics of each sequence's own group, laid back at the sequence: all ``[n, r]``.
+    """Statistics of each group, all ``[g, r]``; the properties lay them back at the sequences, ``[n, r]``.
 
     Attributes:
-        count: Scored members.
-        mean: Their mean (0 without any).
-        m2: Their summed squared deviation.
-        constant: Whether all scored members are exactly equal, or fewer than two are scored.
+        counts: Scored members.
+        means: Their mean (0 without any); exactly their value where all are equal.
+        m2s: Their summed squared deviation.
+        constants: Whether all scored members are exactly equal, or fewer than two are scored.
+        deviation: ``[n, r]``, each scored member minus its group's mean, 0 elsewhere.
+        index: Group of each sequence, ``[n]``.
     """
 
-    count: Tensor
-    mean: Tensor
-    m2: Tensor
-    constant: Tensor
+    counts: Tensor
+    means: Tensor
+    m2s: Tensor
+    constants: Tensor
+    deviation: Tensor
+    index: Tensor
+
+    @property
+    def count(self) -> Tensor:
+        """`counts` at the sequences."""
+        return self.at_sequences(self.counts)
+
+    @property
+    def mean(self) -> Tensor:
+        """`means` at the sequences."""
+        return self.at_sequences(self.means)
+
+    @property
+    def m2(self) -> Tensor:
+        """`m2s` at the sequences."""
+        return self.at_sequences(self.m2s)
+
+    @property
+    def constant(self) -> Tensor:
+        """`constants` at the sequences."""
+        return self.at_sequences(self.constants)
+
+    def at_sequences(self, per_group: Tensor) -> Tensor:
+        """Something about groups ``[g, r]``, at each sequence ``[n, r]``."""
+        return _at(per_group, self.index)
 
     def std(self, ddof: int) -> Tensor:
-        """Standard deviation, 0 where fewer than ``ddof + 1`` members are scored."""
-        return (self.m2 / (self.count - ddof).clamp_min(1.0)).sqrt()
+        """Standard deviation of each group, ``[g, r]``, 0 where fewer than ``ddof + 1`` members are scored."""
+        return (self.m2s / (self.counts - ddof).clamp_min(1.0)).sqrt()
+
+
+def _at(per_group: Tensor, index: Tensor) -> Tensor:
+    columns = [column.index_select(0, index) for column in per_group.unbind(1)]
+    return torch.stack(columns, dim=1) if columns else per_group.new_zeros(index.numel(), 0)
 
 
 def group_moments(values: Tensor, scored: Tensor, groups: Groups) -> GroupMoments:
@@ -60,14 +93,14 @@ def group_moments(values: Tensor, scored: Tensor, groups: Groups) -> GroupMoment
         scored: Bool ``[n, r]``; unscored cells are left out whatever they hold.
         groups: The prompt groups.
     """
-    index = groups.index
-    kept = torch.where(scored, values, 0.0)
-    count = group_sum(scored.to(values.dtype), groups)
-    mean = (group_sum(kept, groups) / count.clamp_min(1.0))[index]
-    squared = torch.where(scored, values - mean, 0.0).square()
+    counts = group_sum(scored.to(values.dtype), groups)
+    means = group_sum(torch.where(scored, values, 0.0), groups) / counts.clamp_min(1.0)
     low, high = _extremes(values, scored, groups)
-    constant = (low >= high) & ~torch.isinf(low + high)  # infinities are no constant: they stay visible
-    return GroupMoments(count[index], mean, group_sum(squared, groups)[index], constant[index])
+    constants = (low >= high) & ~torch.isinf(low + high)  # infinities are no constant: they stay visible
+    means = torch.where(constants & (counts > 0), low, means)
+    deviation = torch.where(scored, values - _at(means, groups.index), 0.0)
+    m2s = group_sum(deviation.square(), groups)
+    return GroupMoments(counts, means, m2s, constants, deviation, groups.index)
 
 
 def group_any(flags: Tensor, groups: Groups) -> Tensor:
@@ -97,21 +130,21 @@ def others_constant(values: Tensor, scored: Tensor, groups: Groups) -> Tensor:
     count, lows, highs = (
         group_sum(flag.to(values.dtype), groups)[groups.index] for flag in (scored, at_low, at_high)
     )
-    # All but this one are equal if it stands alone at one end and all others stand at the other.
+    # All but this one are equal if it stands alone at one end and all others (of two, the one) at the other.
     alone = (at_low & (lows == 1) & (highs == count - 1)) | (at_high & (highs == 1) & (lows == count - 1))
-    return (low >= high) | alone | (count <= 2)
+    return (low >= high) | alone
 
 
 def _extremes(values: Tensor, scored: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     """Lowest and highest scored value of each group, ``[g, r]``; +∞ and −∞ where none is."""
-    index = groups.index.unsqueeze(1).expand_as(values)
-    low, high = (
-        values.new_full((groups.count, values.shape[1]), worst).scatter_reduce(
-            0, index, torch.where(scored, values, worst), how
-        )
-        for worst, how in ((torch.inf, "amin"), (-torch.inf, "amax"))
-    )
-    return low, high
+    edges = []
+    for worst, how in ((torch.inf, "amin"), (-torch.inf, "amax")):
+        columns = [
+            column.new_full((groups.count,), worst).scatter_reduce_(0, groups.index, column, how)
+            for column in torch.where(scored, values, worst).unbind(1)
+        ]
+        edges.append(torch.stack(columns, dim=1) if columns else values.new_zeros(groups.count, 0))
+    return edges[0], edges[1]
 
 
 def check_singletons(rollouts: Rollouts, reader: str, on_singleton: str) -> None:

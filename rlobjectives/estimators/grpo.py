@@ -91,20 +91,25 @@ def grpo_estimate(
         ``[n, r]``. Scope: group. Gradient: none.
     """
     moments = group_moments(rewards, scored, rollouts.groups)
-    deviation, std = rewards - moments.mean, moments.std(ddof)
-    divisor = std + epsilon if epsilon_mode == "add" else std.clamp_min(epsilon)
-    if baseline == "leave_one_out":
-        # Of the others: mean − d/(c−1), and m2 − d²·c/(c−1), both without a second pass.
-        others = (moments.count - 1.0).clamp_min(1.0)
-        m2 = (moments.m2 - deviation.square() * moments.count / others).clamp_min(0.0)
-        deviation = deviation * moments.count / others
-        std = (m2 / (moments.count - 1.0 - ddof).clamp_min(1.0)).sqrt()
-        divisor = std + epsilon if epsilon_mode == "add" else std.clamp_min(epsilon)
-        # Where the others are all equal (always with G = 2) there is no spread to divide by: centre only.
-        divisor = torch.where(others_constant(rewards, scored, rollouts.groups), 1.0, divisor)
-    if scale == "group":
-        deviation = deviation / divisor
-    return torch.where(moments.constant | ~scored, 0.0, deviation)
+
+    def divisor(std: Tensor, without_spread: Tensor) -> Tensor:
+        return torch.where(
+            without_spread, 1.0, std + epsilon if epsilon_mode == "add" else std.clamp_min(epsilon)
+        )
+
+    if baseline == "inclusive":
+        if scale == "none":
+            return moments.deviation
+        return moments.deviation / moments.at_sequences(divisor(moments.std(ddof), moments.constants))
+    # Of the others: mean − d/(c−1), and m2 − d²·c/(c−1), both without a second pass.
+    others = (moments.count - 1.0).clamp_min(1.0)
+    share = moments.count / others
+    if scale == "none":
+        return moments.deviation * share
+    m2 = (moments.m2 - moments.deviation.square() * share).clamp_min(0.0)
+    std = (m2 / (others - ddof).clamp_min(1.0)).sqrt()
+    # Where the others are all equal (always with G = 2) there is no spread to divide by: centre only.
+    return moments.deviation * share / divisor(std, others_constant(rewards, scored, rollouts.groups))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -147,7 +147,8 @@ class PassAtK(Estimator):
         lead = torch.where(first & (ties == 1) & (second > -torch.inf), column - second, 0.0).unsqueeze(1)
         if self.scale == "none":
             return lead
-        std = group_moments(rewards, scored, groups).std(1) + self.epsilon
+        moments = group_moments(rewards, scored, groups)
+        std = moments.at_sequences(moments.std(1)) + self.epsilon
         return torch.where(lead > 0, lead / torch.where(std > 0, std, 1.0), 0.0)
 
 

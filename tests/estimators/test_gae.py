@@ -136,6 +136,15 @@ def test_a_truncated_session_goes_on_after_its_last_sequence_only():
     close([a for row in found for a in row], expected)
 
 
+@pytest.mark.parametrize("reward", [-1.0, 1.0])
+def test_unscored_sequences_say_nothing_about_their_session(reward):
+    scored = torch.tensor([False, True, False])
+    options = {"reward_scope": "session_replicated"}
+    columns = {"values": [[0.0]] * 3, "session_ids": [5, 5, 5], "scored": scored}
+    found = GAE(**options).estimate(rollouts_of([[1], [1], [1]], [0.0, reward, 0.0], **columns))
+    close(found, [[reward]] * 3)
+
+
 def test_a_session_that_contradicts_itself_is_refused():
     rollouts = rollouts_of([[1], [1]], [1.0, 2.0], values=[[0.0], [0.0]], session_ids=[5, 5])
     with pytest.raises(CapabilityError, match="different rewards"):

@@ -9,7 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlobjectives import GAE, CapabilityError, MissingColumnError, Objective, TDLambda, TrainerFacts, VTrace
+from rlobjectives import (
+    GAE,
+    CapabilityError,
+    MissingColumnError,
+    Objective,
+    PackedLayout,
+    PaddedLayout,
+    ReinforcePlusPlus,
+    Rollouts,
+    TDLambda,
+    TrainerFacts,
+    VTrace,
+)
 from rlobjectives.functional import vtrace_returns
 from tests.estimators.helpers import LAYOUTS, close, layout_of, rollouts_of, rows_of
 from tests.oracles import credit as oracle
@@ -172,3 +184,30 @@ def test_what_they_need():
     objective.check(TrainerFacts(has_critic=True, behavior_logprobs="sampled", max_staleness=4))
     with pytest.raises(CapabilityError, match="log-probabilities"):
         objective.check(TrainerFacts(has_critic=True, behavior_logprobs="none"))
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        TDLambda(discount=0.99, trace_decay=0.95),
+        VTrace(discount=0.99, trace_decay=0.95),
+        ReinforcePlusPlus(discount=0.95),
+    ],
+    ids=repr,
+)
+def test_the_last_token_of_32k_is_rewarded_and_the_first_stays_finite(kind, estimator):
+    length = 32_768
+    flat = {name: torch.zeros(length) for name in ("values", "old_logprobs", "behavior_logprobs")}
+    layout = PackedLayout(torch.tensor([0, length]), torch.ones(length, dtype=torch.bool))
+    if kind == "padded":
+        flat = {name: column.unsqueeze(0) for name, column in flat.items()}
+        layout = PaddedLayout(layout.mask.unsqueeze(0))
+    rollouts = Rollouts(rewards=torch.ones(1), group_ids=torch.zeros(1).long(), layout=layout, **flat)
+    found = estimator.estimate(rollouts).flatten()
+    assert bool(torch.isfinite(found).all())
+    assert float(found[-1]) == 1.0
+    decay = 0.95 if isinstance(estimator, ReinforcePlusPlus) else 0.99 * 0.95
+    # V-trace: a one-step advantage on top of the λ-target of the next token.
+    expected = 0.99 * decay**99 if isinstance(estimator, VTrace) else decay**100
+    assert float(found[-101]) == pytest.approx(expected, rel=1e-6)

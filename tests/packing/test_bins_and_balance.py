@@ -47,6 +47,9 @@ def test_bins_are_those_of_the_one_by_one_algorithm(case):
 def test_a_sequence_longer_than_the_capacity_is_named():
     with pytest.raises(CapabilityError, match="sequence 1 has 9 tokens and the capacity is 8"):
         fill_bins(torch.tensor([3, 9]), 8)
+    with pytest.raises(CapabilityError, match="1 of 2 sequences do not fit; sequence 0 has -1"):
+        fill_bins(torch.tensor([-1, 9 - 1]), 8)
+    assert fill_bins(torch.tensor([8, 0]), 8).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("bad", [torch.tensor([1.5]), torch.tensor([True])])
