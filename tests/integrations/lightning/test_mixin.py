@@ -140,6 +140,7 @@ def test_whitening_over_the_rollout():
     assert metrics["advantage/mean"] == pytest.approx(0.0, abs=1e-12)
     assert metrics["advantage/std"] == pytest.approx(1.0, rel=1e-6)
 
+
 def judged(rewards, **columns):
     """One rollout: one action token a sequence, groups of two."""
     count = len(rewards)
@@ -211,7 +212,8 @@ def test_estimates_of_several_columns_are_not_whitened(estimator):
 
 def _lead(rollouts):
     """A reward's lead over the worst of its group of two, 0 without a score: not centred over the rollout."""
-    rewards = torch.where(rollouts.scored.all(1).view(-1, 2).all(1)[:, None], rollouts.rewards.view(-1, 2), 0.0)
+    rewards = rollouts.rewards.view(-1, 2)
+    rewards = torch.where(rollouts.scored.view(-1, 2).all(1, keepdim=True), rewards, 0.0)
     return (rewards - rewards.amin(1, keepdim=True)).flatten()
 
 
