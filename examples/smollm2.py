@@ -58,13 +58,13 @@ def prompts(part: str, limit: int | None = None) -> list[dict[str, Any]]:
 
 def correct(
     prompts: Sequence[Any], completions: Sequence[str], *, answer: Sequence[str], **columns: Any
-) -> list[float | None]:
-    """1 if reasoning-gym's verifier accepts the last integer, else 0; no score where there is none."""
+) -> list[float]:
+    """1 if reasoning-gym's verifier accepts the last integer, else 0; an answer without a number is wrong."""
     del prompts, columns
-    scores: list[float | None] = []
+    scores: list[float] = []
     for completion, expected in zip(completions, answer, strict=True):
         numbers = re.findall(r"-?\d+", completion)
-        scores.append(task().score_answer(numbers[-1], {"answer": expected}) if numbers else None)
+        scores.append(task().score_answer(numbers[-1], {"answer": expected}) if numbers else 0.0)
     return scores
 
 

@@ -222,7 +222,10 @@ class Objective:
             CapabilityError: Listing every mismatch at once.
         """
         own = [sentence for part in self.parts().values() for sentence in part.violations(facts)]
-        capability.check(self.name, self.capabilities, facts, own)
+        needs, columns = self.capabilities, self.estimator.columns
+        if facts.normalize_advantages and columns > 1 and not needs.forbids_normalize_advantages:
+            own.append(_two_normalisations(self.estimator))
+        capability.check(self.name, needs, facts, own)
 
     def window(self, communicator: Communicator | None = None) -> WindowBuilder:
         """Open a window: one optimizer step.
@@ -257,3 +260,11 @@ def _described(value: object) -> str:
     plain = value is None or isinstance(value, (bool, int, float, str, dict))
     # What has state, or no name of its own, is known by its kind: an address says nothing elsewhere.
     return repr(value) if plain else getattr(value, "__qualname__", type(value).__name__)
+
+
+def _two_normalisations(estimator: Estimator) -> str:
+    return (
+        f"{type(estimator).__name__} finishes its advantages in the window, from {estimator.columns} numbers each, and "
+        f"normalize_advantages would whiten them before. Turn normalize_advantages off. To whiten, "
+        'give the estimator normalize="window" if it has that option, or choose one that whitens (GDPO).'
+    )

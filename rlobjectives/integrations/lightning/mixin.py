@@ -62,8 +62,9 @@ class ObjectiveMixin(_Base):
         windows_per_rollout: Optimizer steps in one pass over a rollout. Windows take whole prompt groups.
         epochs_per_rollout: Passes over each rollout. With several, groups and sequences are shuffled anew in each.
         gradient_clip_val: Largest 2-norm of the whole gradient; None does not clip.
-        normalize_advantages: Whiten the estimate over the rollout and all ranks (ddof 1). Refused for objectives
-            that fix the scale of their advantages.
+        normalize_advantages: Whiten the estimate over the rollout and all ranks (ddof 1). Groups without a signal
+            and unscored sequences stay exactly 0. Refused for objectives that fix the scale of their advantages, and
+            for estimators that finish them in the window (several `columns`).
         seed: Seed of rollouts and shuffles; by default that of ``seed_everything``, else 0.
         disable_dropout: Set every dropout of the model to 0 before training, so that log-probabilities of the same
             weights agree. With dropout on, ratios to `old_logprobs` differ from 1 before any update.

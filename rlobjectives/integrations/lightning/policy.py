@@ -61,8 +61,10 @@ class CausalLMPolicy(ObjectiveMixin, StaleSampling, CompletionValidation, Lightn
 
     Validation completes every prompt greedily. It logs ``val/<reward>``, the mean of each reward over the
     prompts it could score, and ``val/accuracy``, the share of prompts whose first reward reaches
-    `accuracy_threshold`; both over all ranks and equal on each. With `val_samples` it also draws that many
-    completions per prompt, as in training, and logs the same under ``val/sampled/``.
+    `accuracy_threshold` among those it could score; both over all ranks and equal on each. A reward that gives None
+    where an answer is wrong therefore hides it: return 0 there. With `val_samples` it also draws that many
+    completions per prompt, as in training, and logs the same under ``val/sampled/``. ``rollout/accuracy`` is that of
+    the completions of training, among those scored. Testing logs the same under ``test/``.
 
     Args:
         objective: What to train for.
@@ -93,7 +95,7 @@ class CausalLMPolicy(ObjectiveMixin, StaleSampling, CompletionValidation, Lightn
         weight_decay: Of AdamW, on matrices only.
         betas: Of AdamW.
         warmup_steps: Optimizer steps of linear warm-up.
-        accuracy_threshold: First reward at which a completion counts as right.
+        accuracy_threshold: First reward at which a completion counts as right; unscored ones count neither way.
         val_samples: Completions to draw per validation prompt, besides the greedy one.
         micro_batch_size: Most sequences in one forward and backward on one rank.
         **kwargs: The remaining arguments of `ObjectiveMixin`.

@@ -12,8 +12,8 @@ from torch import Tensor
 from rlobjectives.distributed import Fault, replay
 from rlobjectives.distributed.synchronize import exchange
 from rlobjectives.estimators import group_metrics, length_metrics, reward_metrics
-from rlobjectives.estimators.whitening import whiten
 from rlobjectives.integrations.lightning.experience import Experience
+from rlobjectives.integrations.lightning.normalization import estimate_moments, normalized_estimate
 from rlobjectives.integrations.lightning.plan import Plan, plan_updates
 from rlobjectives.integrations.lightning.randomness import derive_seed
 from rlobjectives.integrations.lightning.updates import RoundMetrics, Updates
@@ -120,7 +120,13 @@ class Round:
         if "estimate" in outcome.statistics:
             moments = outcome.statistics.pop("estimate")
             assert isinstance(moments, Moments)
-            estimate = whiten(estimate, moments, ddof=1, epsilon=1e-8)
+            estimate = normalized_estimate(
+                estimate,
+                moments,
+                experience.need_rollouts(),
+                experience.layout,
+                token_level=self.objective.estimator.token_level,
+            )
         self.metrics.report(outcome.statistics)
         return self._completed(experience, outcome.micro_batches), estimate
 
@@ -136,8 +142,8 @@ class Round:
         statistics: dict[str, Stat] = dict(reward_metrics(rollouts, estimator))
         statistics.update(group_metrics(rollouts) | length_metrics(rollouts))
         if self.module.normalize_advantages:
-            statistics["estimate"] = Moments.of(
-                estimate, experience.layout.mask if estimator.token_level else None
+            statistics["estimate"] = estimate_moments(
+                estimate, rollouts, experience.layout, token_level=estimator.token_level
             )
         return experience, estimate, statistics
 

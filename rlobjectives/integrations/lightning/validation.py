@@ -26,7 +26,7 @@ __all__ = ["CompletionValidation", "ValidationScores", "measured_values"]
 
 
 class ValidationScores:
-    """Mean of each reward, and accuracy, over all counted prompts of all ranks.
+    """Mean of each reward, and accuracy by the first, over all counted prompts of all ranks, among those scored.
 
     Args:
         accuracy_threshold: First reward at which a completion counts as right.

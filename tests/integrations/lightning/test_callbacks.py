@@ -71,6 +71,23 @@ def test_completions_are_saved_for_programs_and_for_people(tmp_path):
     assert "bracketed unscored" in text
 
 
+@pytest.mark.parametrize("counts", [True, False])
+def test_rollouts_are_counted_over_epochs_and_resumed_runs(tmp_path, counts):
+    """Two epochs of three rollouts, one file every four: the first and the fifth, though each epoch has a first."""
+    callback = SaveCompletions(every_n_rollouts=4)
+    module = SimpleNamespace(last_rollout=transcript())
+    for done in range(1, 7):
+        if counts:
+            module.rollouts_done = done
+        if done == 4:
+            resumed = SaveCompletions(every_n_rollouts=4)
+            resumed.load_state_dict(callback.state_dict())
+            callback = resumed
+        callback.on_train_batch_end(trainer(tmp_path, step=done), module, None, None, (done - 1) % 3)
+    files = sorted(path.name for path in (tmp_path / "completions").glob("*.txt"))
+    assert files == ["step_00000001_train.txt", "step_00000005_train.txt"]
+
+
 def test_the_history_ends_as_a_file_and_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
     callback = RunHistory(str(tmp_path))

@@ -12,9 +12,12 @@ from torch.utils.data import DataLoader
 from rlobjectives import (
     GRPO,
     RLOO,
+    BatchBaseline,
     Capabilities,
     CapabilityError,
     ClippedSurrogate,
+    Combined,
+    FunctionEstimator,
     NonFiniteError,
     Objective,
     PaddedLayout,
@@ -24,6 +27,7 @@ from rlobjectives import (
     TokenLoss,
 )
 from rlobjectives.integrations.lightning import Experience
+from rlobjectives.integrations.lightning.rollout_round import Round
 from tests.integrations.lightning.runs import fit, uneven
 from tests.integrations.lightning.toy import ToyPolicy, initial_weights
 
@@ -135,6 +139,82 @@ def test_whitening_over_the_rollout():
     metrics = fit(policy, "single", rollouts=1).trace[0]["metrics"]
     assert metrics["advantage/mean"] == pytest.approx(0.0, abs=1e-12)
     assert metrics["advantage/std"] == pytest.approx(1.0, rel=1e-6)
+
+
+def judged(rewards, **columns):
+    """One rollout: one action token a sequence, groups of two."""
+    count = len(rewards)
+    ids = torch.stack([torch.zeros(count, dtype=torch.long), torch.arange(count) % 5], 1)
+    mask = torch.tensor([[False, True]] * count)
+    return Experience(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        layout=PaddedLayout(mask),
+        rollouts=Rollouts(rewards=torch.tensor(rewards), group_ids=torch.arange(count) // 2, **columns),
+    )
+
+
+def whitened(estimator, data):
+    """The estimate that a round trains with."""
+    seen = []
+
+    class Watched(Round):
+        def _train(self, experience, estimate, seed):
+            seen.append(estimate)
+            super()._train(experience, estimate, seed)
+
+    class Watching(ToyPolicy):
+        round_type = Watched
+
+    options = {"objective": Objective(estimator=estimator), "normalize_advantages": True}
+    fit(Watching(lambda *_: data, **options), "single", rollouts=1)
+    return seen[0]
+
+
+def test_whitening_leaves_what_says_nothing_at_zero():
+    """A constant group counts in the spread, a sequence without a score does not; neither moves."""
+    scored = torch.tensor([True, True, True, True, True, True, False, True])[:, None]
+    data = judged([1.0, 0.0, 0.5, 0.5, 3.0, 0.0, 9.0, 1.0], scored=scored)
+    raw = _lead(data.rollouts)
+    found = whitened(_lead, data)
+    counted = raw[scored[:, 0]]
+    expected = (raw - counted.mean()) / (counted.std(correction=1) + 1e-8)
+    assert counted.mean() > 0.1
+    still = [2, 3, 6, 7]
+    assert found[still].tolist() == [0.0] * 4
+    moved = [0, 1, 4, 5]
+    torch.testing.assert_close(found[moved], expected[moved], rtol=1e-12, atol=0)
+
+
+def test_whitening_of_tokens_leaves_a_constant_group_at_zero():
+    data = judged([1.0, 0.0, 0.5, 0.5])
+    centred = FunctionEstimator(
+        function=lambda rollouts: _lead(rollouts)[:, None] * rollouts.layout.mask, token_level=True
+    )
+    found = whitened(centred, data)
+    raw = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    expected = (raw - raw.mean()) / (raw.std(correction=1) + 1e-8)
+    torch.testing.assert_close(found[:2, 1], expected[:2], rtol=1e-12, atol=0)
+    assert found[2:, 1].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "estimator", [GRPO(scale="batch"), BatchBaseline(), Combined(estimators=(GRPO(), RLOO()))]
+)
+def test_estimates_of_several_columns_are_not_whitened(estimator):
+    policy = ToyPolicy(uneven, objective=Objective(estimator=estimator), normalize_advantages=True)
+    with pytest.raises(CapabilityError, match="Turn normalize_advantages off") as caught:
+        policy.check_objective()
+    assert 'normalize="window"' in str(caught.value)
+    policy.normalize_advantages = False
+    policy.check_objective()
+
+
+def _lead(rollouts):
+    """A reward's lead over the worst of its group of two, 0 without a score: not centred over the rollout."""
+    rewards = rollouts.rewards.view(-1, 2)
+    rewards = torch.where(rollouts.scored.view(-1, 2).all(1, keepdim=True), rewards, 0.0)
+    return (rewards - rewards.amin(1, keepdim=True)).flatten()
 
 
 class Prepass(PolicyLoss):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,3 +67,12 @@ def test_bad_functions_are_refused(functions, words):
     with pytest.raises(CapabilityError) as caught:
         RewardFunctions(functions)
     assert words in str(caught.value)
+
+
+def test_an_answer_without_a_number_is_wrong_not_unscored(monkeypatch):
+    """Unscored completions are left out of the accuracy, so an answer that says nothing must be scored."""
+    from examples import smollm2
+
+    verifier = SimpleNamespace(score_answer=lambda found, entry: float(found == entry["answer"]))
+    monkeypatch.setattr(smollm2, "task", lambda: verifier)
+    assert smollm2.correct([""] * 3, ["It is 4.", "four", "5"], answer=["4"] * 3) == [1.0, 0.0, 0.0]

@@ -16,7 +16,7 @@ __all__ = ["SaveCompletions"]
 
 
 class SaveCompletions(Callback):
-    """Saves some completions with their rewards every few rollouts and at every validation.
+    """Saves some completions with their rewards every few rollouts of the run and at every validation.
 
     Writes ``step_00000120_train.jsonl`` and the same as readable ``.txt``, from rank 0's share. Each file is
     written whole, then moved into place.
@@ -37,13 +37,23 @@ class SaveCompletions(Callback):
         self.folder = folder
         self.every_n_rollouts = every_n_rollouts
         self.limit = limit
+        self._rollouts = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rollouts seen, for modules that do not count them."""
+        return {"rollouts": self._rollouts}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue to count."""
+        self._rollouts = int(state_dict["rollouts"])
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save a rollout's completions when it is time."""
-        del outputs, batch
-        if batch_idx % self.every_n_rollouts == 0:
+        del outputs, batch, batch_idx  # the last starts anew in every epoch
+        self._rollouts = getattr(pl_module, "rollouts_done", self._rollouts + 1)
+        if (self._rollouts - 1) % self.every_n_rollouts == 0:
             self._save(trainer, getattr(pl_module, "last_rollout", None), "train")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,0 +1,69 @@
+"""Whitening of estimates over a rollout: what ``normalize_advantages`` does."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlobjectives.estimators.groups import group_any
+from rlobjectives.estimators.whitening import whiten
+from rlobjectives.layouts import TokenLayout
+from rlobjectives.rollouts import Rollouts
+from rlobjectives.statistics import Moments
+
+__all__ = ["estimate_moments", "normalized_estimate"]
+
+
+def estimate_moments(
+    estimate: Tensor, rollouts: Rollouts, layout: TokenLayout, *, token_level: bool
+) -> Moments:
+    """Moments of one rank's raw advantages: the population that they are whitened over.
+
+    Constant groups count, with their zeros. A sequence that has no scored reward does not, nor one of which nothing
+    counts.
+
+    Args:
+        estimate: ``[n]``, or shaped like the mask.
+        rollouts: Says which sequences are scored.
+        layout: Says what counts.
+        token_level: Which of the two shapes it is.
+    """
+    assert rollouts.scored is not None
+    scored = rollouts.scored.any(1).to(layout.device)
+    mask = layout.mask & layout.expand(scored) if token_level else layout.sequence_mask() & scored
+    return Moments.of(estimate, mask)
+
+
+def normalized_estimate(
+    estimate: Tensor, moments: Moments, rollouts: Rollouts, layout: TokenLayout, *, token_level: bool
+) -> Tensor:
+    """Raw advantages over the rollout's spread: ``(A − mean) / (std + 10⁻⁸)``, ddof 1.
+
+    What says nothing stays exactly 0: a group in which every advantage is 0, because its rewards do not differ, and
+    the zeros of a sequence without a scored reward. A single 0 between others moves with them, or whitening would
+    change the order of a group's answers.
+
+    Args:
+        estimate: ``[n]``, or shaped like the mask.
+        moments: Of `estimate_moments`, merged over all ranks.
+        rollouts: Says which sequences are scored, and belong together.
+        layout: Says what counts.
+        token_level: Which of the two shapes it is.
+
+    Returns:
+        Float64, same shape.
+
+    Example:
+        >>> from rlobjectives import PaddedLayout
+        >>> rollouts = Rollouts(rewards=torch.tensor([1.0, 0.0, 1.0, 1.0]), group_ids=torch.tensor([0, 0, 1, 1]))
+        >>> layout, estimate = PaddedLayout(torch.ones(4, 1, dtype=torch.bool)), torch.tensor([0.5, -0.2, 0.0, 0.0])
+        >>> moments = estimate_moments(estimate, rollouts, layout, token_level=False)
+        >>> normalized_estimate(estimate, moments, rollouts, layout, token_level=False)[2:]
+        tensor([0., 0.], dtype=torch.float64)
+    """
+    assert rollouts.scored is not None
+    groups, scored = rollouts.groups, rollouts.scored.any(1).to(estimate.device)
+    speaks = layout.segment_sum((estimate != 0).double()) > 0 if token_level else estimate != 0
+    moves = group_any(speaks.to(groups.index.device), groups).to(estimate.device) & (scored | speaks)
+    white = whiten(estimate, moments, ddof=1, epsilon=1e-8)
+    return torch.where(layout.expand(moves) if token_level else moves, white, 0.0)
