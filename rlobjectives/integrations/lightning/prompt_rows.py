@@ -69,10 +69,10 @@ def fingerprint(rows: Iterable[Mapping[str, Any]]) -> str:
         False
     """
     digest = hashlib.blake2b(digest_size=8)
+    # No repr: it may hold an address, which differs between two runs.
+    encoder = json.JSONEncoder(skipkeys=True, default=lambda value: type(value).__qualname__)
     for row in rows:
-        # No repr: it may hold an address, which differs between two runs.
-        text = json.dumps(row, skipkeys=True, default=lambda value: type(value).__qualname__)
-        digest.update(text.encode() + b"\n")
+        digest.update(encoder.encode(row).encode() + b"\n")
     return digest.hexdigest()
 
 
