@@ -20,6 +20,7 @@ __all__ = [
     "check_number",
     "check_numbers",
     "check_positive_int",
+    "check_seed",
     "check_shape",
     "nonfinite_count",
     "refuse_rows",
@@ -132,6 +133,12 @@ def check_positive_int(name: str, value: object) -> None:
     """Raise unless ``value`` is an integer of at least 1 (True is refused)."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise CapabilityError(f"{name} is {value!r}; expected a positive integer.")
+
+
+def check_seed(seed: object) -> None:
+    """Raise unless ``seed`` is an integer, or None for the run's own (True is refused)."""
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise CapabilityError(f"seed is {seed!r}; expected an integer, or None for that of seed_everything.")
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

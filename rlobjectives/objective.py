@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+<<<<<<< HEAD
 from dataclasses import dataclass, field, fields, is_dataclass
+=======
+from dataclasses import dataclass, fields
+>>>>>>> fixd
 
 from torch import Tensor
 
@@ -52,8 +56,8 @@ class Objective:
 
     Args:
         estimator: Rewards to advantages; a plain function ``(Rollouts) -> advantages`` will do.
-        policy_loss: Log-probabilities to one number a token.
-        reduction: Weight of each token in the window.
+        policy_loss: Log-probabilities to one number a token; by default `ClippedSurrogate`.
+        reduction: Weight of each token in the window; by default `TokenMean`.
         kl: Penalty on the divergence from a reference policy.
         correction: Weights of the policy loss for the mismatch between sampler and trainer.
         off_policy_mask: Leaves whole sequences that the policy has drifted from out of the policy loss.
@@ -74,8 +78,10 @@ class Objective:
     """
 
     estimator: Estimator
-    policy_loss: PolicyLoss = field(default_factory=ClippedSurrogate)
-    reduction: LossReduction = field(default_factory=TokenMean)
+    # None, and not the default part itself: configuration parsers hand the options of a default instance on to another
+    # class that is named instead, and GSPO would be clipped at ClippedSurrogate's 0.2.
+    policy_loss: PolicyLoss = None  # type: ignore[assignment]
+    reduction: LossReduction = None  # type: ignore[assignment]
     kl: KLPenalty | None = None
     correction: ImportanceCorrection | None = None
     off_policy_mask: OPSM | None = None
@@ -86,6 +92,10 @@ class Objective:
     name: str = ""
 
     def __post_init__(self) -> None:
+        if self.policy_loss is None:
+            object.__setattr__(self, "policy_loss", ClippedSurrogate())
+        if self.reduction is None:
+            object.__setattr__(self, "reduction", TokenMean())
         if callable(self.estimator) and not isinstance(self.estimator, (Estimator, type)):
             name = getattr(self.estimator, "__name__", type(self.estimator).__name__)
             object.__setattr__(self, "name", self.name or name)

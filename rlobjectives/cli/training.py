@@ -14,6 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import rlobjectives.integrations.lightning as integration
 from rlobjectives.cli.messages import readable
+from rlobjectives.cli.named import names_in_arguments, names_in_files
 from rlobjectives.errors import CapabilityError, RLObjectivesError
 
 __all__ = ["ConfigurationError", "ObjectiveCLI", "run"]
@@ -28,15 +29,18 @@ class ConfigurationError(RLObjectivesError, ValueError):
 class ObjectiveCLI(LightningCLI):
     """The command line of a training run.
 
-    Beside what LightningCLI does: the objective is checked before anything is launched, ``deepspeed_stage_N`` runs on
-    CPUs too, Lightning's sampler is off (prompts are shared out by the data module), and the saved configuration of
-    an earlier run in the same folder is overwritten. The optimizer belongs to the model's options.
+    Beside what LightningCLI does: ``objective: gdpo`` stands for the parts of that name, the objective is checked
+    before anything is launched, ``deepspeed_stage_N`` runs on CPUs too, Lightning's sampler is off (prompts are shared
+    out by the data module), and the saved configuration of an earlier run in the same folder is overwritten. The optimizer belongs to the model's options.
     """
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Read the configuration; what is wrong with it becomes one sentence."""
+        given = sys.argv[1:] if args is None else list(args)
+        spelled_out = names_in_arguments(given)
         try:
-            super().parse_arguments(parser, args)
+            with names_in_files():
+                super().parse_arguments(parser, args if spelled_out == given else spelled_out)
         except ArgumentError as error:
             raise ConfigurationError(readable(str(error))) from error
 

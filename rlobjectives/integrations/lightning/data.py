@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule
 
-from rlobjectives.checks import check_positive_int
+from rlobjectives.checks import check_positive_int, check_seed
 from rlobjectives.errors import CapabilityError
-from rlobjectives.integrations.lightning.prompt_rows import PromptSource, load_rows
+from rlobjectives.integrations.lightning.prompt_rows import PromptSource, fingerprint, load_rows
 from rlobjectives.integrations.lightning.prompts import PromptBatch
 from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed
 
 __all__ = ["PromptDataModule"]
+
+_FACTS = {"rows": "training prompts:", "rows_hash": "rows of fingerprint"}
 
 
 class PromptDataModule(LightningDataModule):
@@ -25,7 +27,8 @@ class PromptDataModule(LightningDataModule):
     a group never spreads over ranks. Prompts left over at the end of an epoch wait for another permutation.
 
     A checkpoint holds how many steps were consumed; a resumed run continues with the very next one, also in the
-    middle of an epoch. Loaders are plain iterables: Lightning has no sampler to replace in them, so
+    middle of an epoch. What the order depends on must then be the same, and is compared: the rows, `prompt_column`,
+    `prompts_per_step`, `shuffle` and `seed`. The number of ranks and `num_generations` may change. Loaders are plain iterables: Lightning has no sampler to replace in them, so
     ``use_distributed_sampler`` makes no difference.
 
     Args:
@@ -75,6 +78,12 @@ class PromptDataModule(LightningDataModule):
             ("val_batch_size", val_batch_size),
         ):
             check_positive_int(name, count)
+        check_seed(seed)
+        for name, source in (("dataset", dataset), ("val_dataset", val_dataset)):
+            if isinstance(source, str) and not source.strip():
+                raise CapabilityError(
+                    f"{name} is empty; expected a file, a dataset's name, a dotted path to a function, or rows."
+                )
         self.prompts_per_step = prompts_per_step
         self.num_generations = num_generations
         self.prompt_column = prompt_column
@@ -87,6 +96,7 @@ class PromptDataModule(LightningDataModule):
             "val": (val_dataset, val_split, val_dataset_options or {}),
         }
         self._rows: dict[str, list[dict[str, Any]]] = {}
+        self._fingerprint: str | None = None
 
     def rows(self, part: str) -> list[dict[str, Any]]:
         """The rows of ``"train"`` or ``"val"``, read once; empty for a validation set that was not given."""
@@ -136,21 +146,43 @@ class PromptDataModule(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to continue with the next batch."""
-        return {"consumed": self.consumed, "seed": base_seed(self.seed), "rows": len(self.rows("train"))}
+        return {"consumed": self.consumed, "seed": base_seed(self.seed), **self._order_facts()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the last batch consumed.
 
         Raises:
-            CapabilityError: If the training set has another size: its order would be another one.
+            CapabilityError: If the order of the prompts would be another one: then a count of steps means nothing.
         """
-        if state_dict["rows"] != len(self.rows("train")):
+        facts: dict[str, Any] = self._order_facts()
+        if self.shuffle and self.seed is not None:
+            facts["seed"] = self.seed
+        changed = [
+            f"{_FACTS.get(name, name)} {_shown(state_dict.get(name))} (now {_shown(fact)})"
+            for name, fact in facts.items()
+            if state_dict.get(name) != fact
+        ]
+        if changed:
             raise CapabilityError(
-                f"The checkpoint was made with {state_dict['rows']} training prompts; dataset has "
-                f"{len(self.rows('train'))}. Resume with the same data, or start anew from the weights alone."
+                f"The checkpoint was made with {', '.join(changed)}; its count of {state_dict.get('consumed')} steps "
+                "would lead to other prompts. Resume with the same data and options, or start anew from the weights "
+                "alone."
             )
         self.consumed = int(state_dict["consumed"])
         self.seed = int(state_dict["seed"]) if self.seed is None else self.seed
+
+    def _order_facts(self) -> dict[str, Any]:
+        """What decides, beside the seed, which prompts a step takes."""
+        rows = self.rows("train")
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint(rows)
+        return {
+            "rows": len(rows),
+            "rows_hash": self._fingerprint,
+            "prompt_column": self.prompt_column,
+            "prompts_per_step": self.prompts_per_step,
+            "shuffle": self.shuffle,
+        }
 
     def order(self, epoch: int) -> list[int]:
         """Positions of the training rows in an epoch."""
@@ -198,12 +230,12 @@ class TrainLoader:
     # module's own state says the same and is what counts.
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps consumed."""
-        return {"consumed": self._data.consumed}
+        """The data module's."""
+        return self._data.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue after them."""
-        self._data.consumed = int(state_dict["consumed"])
+        """Continue after the last batch consumed, where the order is the same."""
+        self._data.load_state_dict(state_dict)
 
 
 class ValLoader:
@@ -231,3 +263,7 @@ class ValLoader:
                 counted=[position < len(rows) for position in positions],
                 number=number,
             )
+
+
+def _shown(fact: object) -> str:
+    return "unknown" if fact is None else str(fact)

@@ -5,10 +5,40 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["replacing", "write_text"]
+from rlobjectives.distributed import Communicator, Fault
+from rlobjectives.distributed.synchronize import exchange
+from rlobjectives.errors import CapabilityError
+
+__all__ = ["check_folders", "replacing", "write_text"]
+
+
+def check_folders(who: str, folders: Sequence[Path], *, writes: bool) -> None:
+    """Make folders and try to write to them, before hours are spent on what goes there. One collective.
+
+    Args:
+        who: What will write, as the message calls it.
+        folders: Where.
+        writes: Whether this rank is the one that does; the others wait for its verdict.
+
+    Raises:
+        CapabilityError: If rank 0 cannot write. The other ranks raise a `RankError`.
+    """
+    fault = Fault()
+    for folder in folders if writes else ():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as probe:
+                probe.write(b"?")
+        except OSError as error:
+            refusal = CapabilityError(
+                f"{who} cannot write to {str(folder)!r}: {error.strerror or error}. Give a folder that can be written."
+            )
+            refusal.__cause__ = error
+            fault.note(refusal)
+    exchange({}, Communicator.world(), fault=fault)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,9 @@ from rlobjectives.integrations.lightning.randomness import seeded
 __all__ = ["build_model", "build_tokenizer", "encode_prompts", "end_ids"]
 
 
+_TRAINABLE = (torch.bfloat16, torch.float32, torch.float64)
+
+
 def build_model(
     *,
     model_name_or_path: str | None,
@@ -37,7 +40,8 @@ def build_model(
         The model, on the CPU.
 
     Raises:
-        CapabilityError: If not exactly one of the two sources is given, or a name is unknown.
+        CapabilityError: If not exactly one of the two sources is given, a name is unknown, or weights of that
+            dtype cannot be trained.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -45,6 +49,11 @@ def build_model(
         given = "neither" if model_config is None else "both"
         raise CapabilityError(
             f"The model is given by model_name_or_path or by model_config; got {given}. Give exactly one."
+        )
+    given_twice = {"dtype", "torch_dtype"} & (model_options or {}).keys()
+    if given_twice:
+        raise CapabilityError(
+            f"model_options has {', '.join(sorted(given_twice))}. Give dtype itself instead."
         )
     options = {"dtype": _dtype(dtype), **(model_options or {})}
     with seeded(seed):
@@ -92,8 +101,16 @@ def _loaded(kind: Any, name_or_path: str, options: Mapping[str, Any]) -> Any:
 
 def _dtype(name: str) -> torch.dtype:
     found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise CapabilityError(f"dtype is {name!r}; expected a floating-point torch dtype such as 'float32'.")
+    if found is torch.float16:
+        raise CapabilityError(
+            "dtype is 'float16', whose range is too small for weights that are trained: without loss scaling, "
+            "which is not done here, they become NaN. Use 'bfloat16' or 'float32'."
+        )
+    if found not in _TRAINABLE:
+        raise CapabilityError(
+            f"dtype is {name!r}; expected a torch dtype that weights can be trained in: "
+            f"{', '.join(repr(str(one).removeprefix('torch.')) for one in _TRAINABLE)}."
+        )
     return found
 
 

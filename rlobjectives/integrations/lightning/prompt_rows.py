@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from rlobjectives.errors import CapabilityError, MissingColumnError
 from rlobjectives.integrations.lightning.dotted import import_object
 
-__all__ = ["PromptSource", "load_rows"]
+__all__ = ["PromptSource", "fingerprint", "load_rows"]
 
 PromptSource = str | Sequence[Mapping[str, Any]] | Callable[..., Iterable[Mapping[str, Any]]]
 """A path, a name, rows, or a function that returns rows."""
@@ -33,8 +34,8 @@ def load_rows(
 
     Raises:
         FileNotFoundError: If a file is not there.
-        CapabilityError: If there are no rows, or a row is not an object.
-        MissingColumnError: If a row lacks a column that the first one has, or the prompt.
+        CapabilityError: If there are no rows, a row is not an object, or a file is not UTF-8 or not JSON.
+        MissingColumnError: If rows differ in their columns, or have no prompt.
     """
     name = source if isinstance(source, str) else getattr(source, "__name__", type(source).__name__)
     rows = [_row(row, position, name) for position, row in enumerate(_read(source, split, options))]
@@ -46,13 +47,33 @@ def load_rows(
             "Rename the column, or set prompt_column."
         )
     for position, row in enumerate(rows):
-        missing = rows[0].keys() - row.keys()
-        if missing:
+        missing, extra = rows[0].keys() - row.keys(), row.keys() - rows[0].keys()
+        if missing or extra:
             raise MissingColumnError(
-                f"dataset {name!r}, row {position} lacks {', '.join(sorted(missing))}, which row 0 has. "
-                "Give every row the same columns; null says that a value is missing."
+                f"dataset {name!r}, row {position} "
+                + (
+                    f"lacks {', '.join(sorted(map(str, missing)))}, which row 0 has. "
+                    if missing
+                    else f"has {', '.join(sorted(map(str, extra)))}, which row 0 lacks. "
+                )
+                + "Give every row the same columns; null says that a value is missing."
             )
     return rows
+
+
+def fingerprint(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A short hash of rows and their order; of values that JSON has no form for, only the type counts.
+
+    Example:
+        >>> fingerprint([{"prompt": "a"}, {"prompt": "b"}]) == fingerprint([{"prompt": "b"}, {"prompt": "a"}])
+        False
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    # No repr: it may hold an address, which differs between two runs.
+    encoder = json.JSONEncoder(skipkeys=True, default=lambda value: type(value).__qualname__)
+    for row in rows:
+        digest.update(encoder.encode(row).encode() + b"\n")
+    return digest.hexdigest()
 
 
 def _row(row: object, position: int, name: str) -> dict[str, Any]:
@@ -81,24 +102,29 @@ def _read(source: PromptSource, split: str, options: Mapping[str, Any]) -> Itera
 def _read_json(path: Path) -> Iterable[object]:
     if not path.is_file():
         raise FileNotFoundError(f"dataset {str(path)!r} is not a file (working directory: {Path.cwd()}).")
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # some editors put a byte-order mark before UTF-8
+    except UnicodeDecodeError as error:
+        raise CapabilityError(
+            f"dataset {str(path)!r} is not UTF-8: {error.reason} at byte {error.start}. Save it as UTF-8."
+        ) from error
     if path.suffix == ".json":
-        rows = json.loads(text)
+        rows = _parse(text, f"dataset {str(path)!r}")
         if not isinstance(rows, list):
             raise CapabilityError(
                 f"dataset {str(path)!r} holds a {type(rows).__name__}; expected a list of rows."
             )
         return rows
-    found: list[object] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            try:
-                found.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise CapabilityError(
-                    f"dataset {str(path)!r}, line {number} is not JSON: {error}."
-                ) from error
-    return found
+    # Not splitlines: JSON may hold U+2028 and other line separators of Unicode as they are.
+    lines = enumerate(text.split("\n"), start=1)
+    return [_parse(line, f"dataset {str(path)!r}, line {number}") for number, line in lines if line.strip()]
+
+
+def _parse(text: str, place: str) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CapabilityError(f"{place} is not JSON: {error}.") from error
 
 
 def _read_hugging_face(name: str, split: str, options: Mapping[str, Any]) -> Iterable[object]:
@@ -109,6 +135,12 @@ def _read_hugging_face(name: str, split: str, options: Mapping[str, Any]) -> Ite
             f"dataset {name!r} is read with the `datasets` library, which is not installed. "
             "Install it, or give a .jsonl file or a dotted path to a function."
         ) from error
-    if Path(name).is_dir() and (Path(name) / "dataset_info.json").exists():
-        return datasets.load_from_disk(name)  # type: ignore[no-any-return]
-    return datasets.load_dataset(name, split=split, **options)  # type: ignore[no-any-return]
+    try:
+        if Path(name).is_dir() and (Path(name) / "dataset_info.json").exists():
+            return datasets.load_from_disk(name)  # type: ignore[no-any-return]
+        return datasets.load_dataset(name, split=split, **options)  # type: ignore[no-any-return]
+    except (OSError, ValueError) as error:
+        raise CapabilityError(
+            f"dataset {name!r} cannot be read with the `datasets` library: {error} Give a name or folder that it "
+            "knows, a .jsonl file, or a dotted path to a function."
+        ) from error

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlobjectives.checks import check_number, check_positive_int
+from rlobjectives.checks import check_number, check_positive_int, refuse_rows
 from rlobjectives.distributed import LOCAL, Communicator
-from rlobjectives.errors import CapabilityError
+from rlobjectives.errors import CapabilityError, NonFiniteError
 
 __all__ = ["Completions", "SamplingOptions", "sample_completions", "sampling_logprobs"]
 
@@ -128,6 +128,10 @@ def sample_completions(
 
     Returns:
         Ids, mask and log-probabilities of the completions.
+
+    Raises:
+        NonFiniteError: If the model's logits were NaN or infinite for a completion that had not ended. Noted on the
+            device and read once, after the last token.
     """
     keys = _Keywords(model)
     training = model.training
@@ -135,35 +139,48 @@ def sample_completions(
     attention = attention_mask.to(torch.long)
     position = (attention.cumsum(1) - 1).clamp(min=0)
     done = torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+    broken = torch.zeros_like(done)
     step_ids, cache = input_ids, None
     columns: list[tuple[Tensor, Tensor, Tensor]] = []
     for step in range(options.max_new_tokens):
         output = model(**keys.arguments(step_ids, attention, position, cache))
         cache = keys.cache_of(output)
-        ids, logprobs = _draw(output.logits[:, -1], options, greedy)
+        ids, logprobs, bad = _draw(output.logits[:, -1], options, greedy)
+        broken = broken | (bad & ~done)
         ids = torch.where(done, pad_id, ids)
         columns.append((ids, ~done, torch.where(done, 0.0, logprobs)))
-        done = done | torch.isin(ids, eos_ids)
+        done = done | torch.isin(ids, eos_ids) | broken
         if (step + 1) % _STEPS_BETWEEN_CHECKS == 0 and _all_done(done, communicator):
             break
         step_ids = ids.unsqueeze(1)
         attention = torch.cat([attention, attention.new_ones(len(ids), 1)], 1)
         position = position[:, -1:] + 1
     model.train(training)
+    refuse_rows(
+        broken,
+        "have no next token to draw: the model's logits are NaN or infinite",
+        "The weights have probably diverged: lower learning_rate, set gradient_clip_val, and look at optim/grad_norm "
+        "of the last steps. With a temperature near 0, raise it.",
+        NonFiniteError,
+    )
     ids, mask, logprobs = (torch.stack(column, 1) for column in zip(*columns, strict=True))
     longest = max(1, int(mask.sum(1).max())) if len(ids) else 1
     return Completions(ids[:, :longest], mask[:, :longest], logprobs[:, :longest])
 
 
-def _draw(logits: Tensor, options: SamplingOptions, greedy: bool) -> tuple[Tensor, Tensor]:
+def _draw(logits: Tensor, options: SamplingOptions, greedy: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids, their log-probabilities, and which rows have no finite distribution."""
     if greedy:
-        ids = logits.argmax(-1)
-        return ids, torch.zeros(ids.shape, device=ids.device)
+        best, ids = logits.max(-1)
+        return ids, torch.zeros(ids.shape, device=ids.device), ~best.isfinite()
     logprobs = sampling_logprobs(
         logits, temperature=options.temperature, top_p=options.top_p, top_k=options.top_k
     )
-    chosen = torch.multinomial(logprobs.exp(), 1)
-    return chosen.squeeze(1), logprobs.gather(1, chosen).squeeze(1)
+    # A softmax over a NaN, over +∞ or over nothing but −∞ is NaN in every place. Such a row draws from something, and
+    # is refused at the end: multinomial itself would look at the device for every token, or bring down its context.
+    bad = logprobs[:, 0].isnan()
+    chosen = torch.multinomial(logprobs.exp().nan_to_num_(nan=1.0), 1)
+    return chosen.squeeze(1), logprobs.gather(1, chosen).squeeze(1), bad
 
 
 def _all_done(done: Tensor, communicator: Communicator) -> bool:

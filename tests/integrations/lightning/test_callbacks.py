@@ -8,7 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlobjectives.integrations.lightning import PolicyProgressBar, RunHistory, SaveCompletions, Transcript
+from rlobjectives import CapabilityError
+from rlobjectives.integrations.lightning import (
+    ExportModel,
+    PolicyProgressBar,
+    RunHistory,
+    SaveCompletions,
+    Transcript,
+)
 from rlobjectives.integrations.lightning.files import replacing, write_text
 
 METRICS = {
@@ -121,3 +128,32 @@ def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path):
         fail_half_way()
     assert path.read_text() == "old"
     assert [one.name for one in path.parent.iterdir()] == ["file.txt"]
+
+
+CALLBACKS = [
+    RunHistory,
+    SaveCompletions,
+    ExportModel,
+    lambda folder=None: ExportModel(critic_folder=folder or "critic"),
+]
+
+
+@pytest.mark.parametrize("kind", CALLBACKS)
+def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path, monkeypatch, kind):
+    (tmp_path / "file").write_text("in the way")
+    module = SimpleNamespace(critic_model=None)
+    with pytest.raises(CapabilityError, match="cannot write to '.*file/deeper': .*Give a folder"):
+        kind(str(tmp_path / "file" / "deeper")).setup(trainer(tmp_path), module, "fit")
+    other = trainer(tmp_path)
+    other.is_global_zero = False  # does not write, so does not look; it would hear of rank 0's failure
+    kind(str(tmp_path / "file" / "deeper")).setup(other, module, "fit")
+    kind(str(tmp_path / "new" / "deeper")).setup(trainer(tmp_path), module, "fit")
+    assert (tmp_path / "new" / "deeper").is_dir()
+    assert not list((tmp_path / "new" / "deeper").iterdir())
+
+    def full(**_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    with pytest.raises(CapabilityError, match="No space left"):
+        kind(str(tmp_path / "new")).setup(trainer(tmp_path), module, "fit")

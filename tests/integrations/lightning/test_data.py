@@ -115,13 +115,21 @@ def test_prompts_from_files_functions_and_datasets(tmp_path):
 def test_errors_say_where_and_what_to_do(tmp_path):
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"prompt": "a"}\n{"prompt": \n')
+
+    def file(name, content):
+        (tmp_path / name).write_bytes(content)
+        return str(tmp_path / name)
+
     ragged = [{"prompt": "a", "answer": 1}, {"prompt": "b"}]
     cases = [
         (rows_from_code(2, "question"), MissingColumnError, "no column 'prompt'. It has: question"),
-        (ragged, MissingColumnError, "row 1 lacks answer"),
+        (ragged, MissingColumnError, "row 1 lacks answer, which row 0 has"),
+        (ragged[::-1], MissingColumnError, "row 1 has answer, which row 0 lacks"),
         ([], CapabilityError, "has no rows"),
         (["text"], CapabilityError, "row 0 is a str"),
         (str(broken), CapabilityError, "line 2 is not JSON"),
+        (file("broken.json", b'[{"prompt"'), CapabilityError, "broken.json' is not JSON"),
+        (file("latin.jsonl", b'{"prompt": "\xe9"}'), CapabilityError, "latin.jsonl' is not UTF-8"),
         (str(tmp_path / "absent.jsonl"), FileNotFoundError, "is not a file"),
         ("json.nothing_there", CapabilityError, "has no 'nothing_there'"),
     ]
@@ -140,5 +148,64 @@ def test_a_step_that_cannot_be_shared_out_is_refused():
     with pytest.raises(CapabilityError, match="num_generations is 0"):
         PromptDataModule(ROWS, prompts_per_step=1, num_generations=0)
     state = PromptDataModule(ROWS, prompts_per_step=1).state_dict()
-    with pytest.raises(CapabilityError, match="made with 10 training prompts"):
+    with pytest.raises(CapabilityError, match="made with training prompts: 10 \\(now 5\\)"):
         PromptDataModule(ROWS[:5], prompts_per_step=1).load_state_dict(state)
+
+
+def test_a_json_line_ends_at_a_newline_and_nowhere_else(tmp_path):
+    rows = [{"prompt": "a\u2028b\u0085c\x0bd"}, {"prompt": "e"}]
+    for name, ending, mark in (("unix.jsonl", "\n", ""), ("windows.jsonl", "\r\n", "\ufeff")):
+        text = mark + ending.join(json.dumps(row, ensure_ascii=False) for row in rows)
+        (tmp_path / name).write_bytes(text.encode())
+        assert PromptDataModule(str(tmp_path / name), prompts_per_step=1).rows("train") == rows
+
+
+CHANGES = [
+    ({"prompts_per_step": 5}, "prompts_per_step 2 (now 5)"),
+    ({"shuffle": False}, "shuffle True (now False)"),
+    ({"seed": 6}, "seed 5 (now 6)"),
+    ({"prompt_column": "other"}, "prompt_column prompt (now other)"),
+    ({"dataset": ROWS[::-1]}, "rows of fingerprint"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES, ids=[words for _, words in CHANGES])
+def test_a_count_of_steps_is_not_carried_over_to_another_order(change, words):
+    rows = [{**row, "other": "x"} for row in ROWS]
+    given = {"dataset": rows, "prompts_per_step": 2, "seed": 5}
+    first = on_rank(PromptDataModule(**given), 0, 1)
+    first.consumed = 3
+    for part in (first, first.train_dataloader()):
+        other = PromptDataModule(**given | change)
+        state = json.loads(json.dumps(part.state_dict()))
+        for target in (other, other.train_dataloader()):
+            with pytest.raises(CapabilityError) as caught:
+                target.load_state_dict(state)
+            assert words in str(caught.value)
+            assert other.consumed == 0
+    same = PromptDataModule(**given | {"num_generations": 4, "seed": None})
+    same.train_dataloader().load_state_dict(first.state_dict())
+    assert (same.consumed, same.seed) == (3, 5)
+
+
+def test_rows_without_a_json_form_have_a_fingerprint_that_outlives_the_process():
+    rows = [{"prompt": "a", "image": object(), 3: {(1, 2): {"x"}}}]
+    states = [
+        PromptDataModule(rows, prompts_per_step=1).state_dict()
+        for rows in (rows, [{**rows[0], "image": object()}])
+    ]
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dataset": " "}, "dataset is empty"),
+        ({"val_dataset": ""}, "val_dataset is empty"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"seed": True}, "seed is True"),
+    ],
+)
+def test_bad_options_are_named(options, words):
+    with pytest.raises(CapabilityError, match=words):
+        PromptDataModule(**{"dataset": ROWS, "prompts_per_step": 1} | options)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from rlobjectives import GDPO, CapabilityError, KLPenalty, Objective, Reinforce
+from rlobjectives import GDPO, CapabilityError, KLPenalty, NonFiniteError, Objective, Reinforce
 from rlobjectives.integrations.lightning import PromptBatch, PromptDataModule, SamplingOptions
 from rlobjectives.integrations.lightning.sampling import sampling_logprobs
 from tests.integrations.lightning.small_model import ROWS, UNEVEN, policy, save_small_model
@@ -200,3 +200,50 @@ def test_sampling_options_refuse_nonsense():
     with pytest.raises(CapabilityError, match="top_k"):
         SamplingOptions(max_new_tokens=1, top_k=-1)
     assert dataclasses.replace(SamplingOptions(max_new_tokens=1), top_k=5).truncates
+
+
+def test_dtypes_that_cannot_be_trained_are_refused(folder):
+    with pytest.raises(CapabilityError, match="Use 'bfloat16' or 'float32'"):
+        policy(folder, dtype="float16")
+    with pytest.raises(CapabilityError, match="Give dtype itself"):
+        policy(folder, model_options={"torch_dtype": "float16"})
+    with pytest.raises(CapabilityError, match="float8_e4m3fn"):
+        policy(folder, dtype="float8_e4m3fn")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.7}, {"greedy": True}], ids=str)
+def test_logits_that_are_no_numbers_are_named(folder, value, options):
+    """Even one bad logit among good ones (only −∞ may stand in some places: it forbids a token)."""
+    options = dict(options)
+    greedy = options.pop("greedy", False)
+    module = policy(folder, **options)
+    normal = module.model.lm_head.forward
+
+    def broken(hidden):
+        logits = normal(hidden).clone()
+        logits[1, :, slice(None) if value == -torch.inf else slice(5, 6)] = value
+        return logits
+
+    module.model.lm_head.forward = broken
+    with pytest.raises(NonFiniteError, match=r"1 of 4 sequences .*\(sequence 1\).*learning_rate"):
+        module.complete(*module.encode(UNEVEN), greedy=greedy)
+    assert module.model.training
+
+
+def test_what_a_model_says_after_the_end_does_not_matter(folder):
+    module = policy(folder)
+    normal = module.model.lm_head.forward
+    steps = []
+
+    def end_then_break(hidden):
+        logits = torch.full_like(normal(hidden), float("nan") if steps else 0.0)
+        if steps:
+            logits[1:] = 0.0
+        logits[0, :, 17] = 100.0 if not steps else float("nan")
+        steps.append(1)
+        return logits
+
+    module.model.lm_head.forward = end_then_break
+    found = module.complete(*module.encode(UNEVEN), greedy=True)
+    assert found.ids[0].tolist()[:2] == [17, 15]

@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from rlobjectives.checks import check_positive_int
-from rlobjectives.integrations.lightning.files import write_text
+from rlobjectives.integrations.lightning.files import check_folders, write_text
 from rlobjectives.integrations.lightning.transcript import Transcript
 
 __all__ = ["SaveCompletions"]
@@ -25,6 +25,9 @@ class SaveCompletions(Callback):
         folder: Where to write; by default ``completions`` in the trainer's root folder.
         every_n_rollouts: Training rollouts between two files.
         limit: Most completions in a file.
+
+    Raises:
+        CapabilityError: At set-up, if the folder cannot be written.
 
     Example:
         >>> SaveCompletions(every_n_rollouts=50, limit=16).limit
@@ -47,6 +50,11 @@ class SaveCompletions(Callback):
         """Continue to count."""
         self._rollouts = int(state_dict["rollouts"])
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse a folder that cannot be written."""
+        del pl_module, stage
+        check_folders("SaveCompletions", [self._folder(trainer)], writes=trainer.is_global_zero)
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -60,10 +68,13 @@ class SaveCompletions(Callback):
         """Save the last validation batch's completions."""
         self._save(trainer, getattr(pl_module, "last_validation", None), "val")
 
+    def _folder(self, trainer: Trainer) -> Path:
+        return Path(self.folder) if self.folder else Path(trainer.default_root_dir) / "completions"
+
     def _save(self, trainer: Trainer, transcript: Transcript | None, part: str) -> None:
         if transcript is None or not trainer.is_global_zero:
             return
-        folder = Path(self.folder) if self.folder else Path(trainer.default_root_dir) / "completions"
+        folder = self._folder(trainer)
         stem = f"step_{trainer.global_step:08d}_{part}"
         records = transcript.records(self.limit)
         lines = [json.dumps(record, ensure_ascii=False) for record in records]

@@ -11,6 +11,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrateg
 from torch import nn
 
 from rlobjectives.errors import CapabilityError
+from rlobjectives.integrations.lightning.files import check_folders
 
 __all__ = ["ExportModel"]
 
@@ -25,7 +26,7 @@ class ExportModel(Callback):
         critic_folder: Where to write the critic, for `CausalLMWithValue.from_pretrained`; None does not save it.
 
     Raises:
-        CapabilityError: At set-up, if there is a folder for a critic and no critic.
+        CapabilityError: At set-up, if there is a folder for a critic and no critic, or a folder cannot be written.
 
     Example:
         >>> ExportModel().folder is None
@@ -37,18 +38,20 @@ class ExportModel(Callback):
         self.critic_folder = critic_folder
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a critic's folder where there is no critic."""
-        del trainer, stage
+        """Refuse a critic's folder where there is no critic, and a folder that cannot be written."""
         if self.critic_folder is not None and not hasattr(pl_module, "critic_model"):
             raise CapabilityError(
                 f"ExportModel(critic_folder={self.critic_folder!r}): {type(pl_module).__name__} has no critic_model(). "
                 "Leave critic_folder out, or use CausalLMActorCritic."
             )
+        if stage == "fit":
+            folders = [self._folder(trainer), *([Path(self.critic_folder)] if self.critic_folder else [])]
+            check_folders("ExportModel", folders, writes=trainer.is_global_zero)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gather the weights on all ranks and write them on the first."""
         module: Any = pl_module
-        folder = Path(self.folder) if self.folder else Path(trainer.default_root_dir) / "model"
+        folder = self._folder(trainer)
         with _whole_weights(trainer, module.model) as weights:
             if trainer.is_global_zero:
                 module.model.save_pretrained(folder, state_dict=weights)
@@ -59,6 +62,9 @@ class ExportModel(Callback):
                 if trainer.is_global_zero:
                     critic.save_pretrained(self.critic_folder, state_dict=weights)
         trainer.strategy.barrier()
+
+    def _folder(self, trainer: Trainer) -> Path:
+        return Path(self.folder) if self.folder else Path(trainer.default_root_dir) / "model"
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from rlobjectives.integrations.lightning.callbacks.curves import draw_curves
-from rlobjectives.integrations.lightning.files import replacing, write_text
+from rlobjectives.integrations.lightning.files import check_folders, replacing, write_text
 
 __all__ = ["RunHistory"]
 
@@ -24,6 +24,9 @@ class RunHistory(Callback):
     Args:
         folder: Where to write; by default the trainer's root folder.
 
+    Raises:
+        CapabilityError: At set-up, if the folder cannot be written.
+
     Example:
         >>> RunHistory("runs/demo").folder
         'runs/demo'
@@ -34,6 +37,12 @@ class RunHistory(Callback):
         self.training: list[dict[str, float]] = []
         self.validation: list[dict[str, float]] = []
         self._started = 0.0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse a folder that cannot be written."""
+        del pl_module
+        if stage == "fit":
+            check_folders("RunHistory", [self._folder(trainer)], writes=trainer.is_global_zero)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
@@ -76,10 +85,13 @@ class RunHistory(Callback):
         kept = {name: value for name, value in metrics.items() if name.startswith("val/") == validation}
         return {"step": trainer.global_step, **kept}
 
+    def _folder(self, trainer: Trainer) -> Path:
+        return Path(self.folder or trainer.default_root_dir)
+
     def _write(self, trainer: Trainer, module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        folder = Path(self.folder or trainer.default_root_dir)
+        folder = self._folder(trainer)
         objective = getattr(module, "objective", None)
         history = {
             "objective": getattr(objective, "name", None),
