@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-<<<<<<< HEAD
-from dataclasses import dataclass, field, fields, is_dataclass
-=======
-from dataclasses import dataclass, fields
->>>>>>> fixd
+from dataclasses import dataclass, fields, is_dataclass
 
 from torch import Tensor
 

@@ -83,7 +83,6 @@ def test_bad_functions_are_refused(functions, words):
     assert words in str(caught.value)
 
 
-<<<<<<< HEAD
 def test_an_answer_without_a_number_is_wrong_not_unscored(monkeypatch):
     """Unscored completions are left out of the accuracy, so an answer that says nothing must be scored."""
     from examples import smollm2
@@ -91,7 +90,8 @@ def test_an_answer_without_a_number_is_wrong_not_unscored(monkeypatch):
     verifier = SimpleNamespace(score_answer=lambda found, entry: float(found == entry["answer"]))
     monkeypatch.setattr(smollm2, "task", lambda: verifier)
     assert smollm2.correct([""] * 3, ["It is 4.", "four", "5"], answer=["4"] * 3) == [1.0, 0.0, 0.0]
-=======
+
+
 def test_every_function_gets_lists_of_its_own():
     def spoils(prompts, completions, *, answer, **columns):
         count = len(completions)
@@ -164,4 +164,3 @@ def test_functions_that_tell_no_signature_are_simply_called():
 def test_a_column_must_not_take_the_name_of_an_argument(name):
     with pytest.raises(CapabilityError, match=f"a column called {name}.*Rename"):
         RewardFunctions([half])(["a"], ["x"], {name: ["1"]})
->>>>>>> fixd
