@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
 
-from rlobjectives.component import Component
+from rlobjectives.cli.slots import Slot
+from rlobjectives.registry import ALGORITHMS
 
 __all__ = ["readable"]
 
@@ -17,7 +17,11 @@ _NOISE = re.compile(
     re.IGNORECASE,
 )
 _KEY = re.compile(r'Parser key "([^"]+)":?\s*(.*)')
+_CLASS = re.compile(r"Problem with given class_path '([^']+)'")
 _UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (\S+)")
+_UNKNOWN_OPTION = re.compile(r"Option '([^']+)' is not accepted")
+_UNKNOWN_FIELD = re.compile(r"Group '([^']+)' does not accept option '([^'.]+)[^']*'")
+_UNKNOWN_NAME = re.compile(r"""Unable to load config ['"]([^'"]+)['"]""")
 
 
 def readable(report: str) -> str:
@@ -36,28 +40,32 @@ def readable(report: str) -> str:
     """
     keys: list[str] = []
     reasons: list[str] = []
+    slot = Slot()
     for raw in report.splitlines():
         line = raw.strip().removeprefix("- ").strip()
         found = _KEY.match(line)
         if found:
+            if found.group(1) not in keys:
+                slot = slot.below(found.group(1))
             keys.append(found.group(1))
             line = found.group(2)
+        filled = _CLASS.match(line)
+        slot = slot.filled(filled.group(1)) if filled else slot
         if line and not _NOISE.match(line):
-            reasons.append(_UNKNOWN_CLASS.sub(_suggest, line))
+            reasons.append(_explained(line, slot))
     place = ".".join(dict.fromkeys(keys))
     reason = "; ".join(dict.fromkeys(reasons)) or report.strip()
     return f"{place}: {reason}" if place else reason
 
 
-def _suggest(found: re.Match[str]) -> str:
-    name = found.group(1)
-    known = sorted({kind.__name__ for kind in _descendants(Component) if not kind.__name__.startswith("_")})
-    close = difflib.get_close_matches(name, known, n=1)
+def _explained(line: str, slot: Slot) -> str:
+    line = _UNKNOWN_CLASS.sub(lambda found: slot.no_class(found.group(1)), line)
+    line = _UNKNOWN_OPTION.sub(lambda found: slot.no_option(found.group(1)), line)
+    line = _UNKNOWN_FIELD.sub(lambda found: slot.below(found.group(1)).no_option(found.group(2)), line)
+    return _UNKNOWN_NAME.sub(lambda found: _no_name(found.group(1)), line)
+
+
+def _no_name(name: str) -> str:
+    close = difflib.get_close_matches(name, ALGORITHMS, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
-    return f"no class {name!r} is known.{hint} Or give its path: package.module.Class"
-
-
-def _descendants(base: type[Component]) -> Iterator[type[Component]]:
-    for kind in base.__subclasses__():
-        yield kind
-        yield from _descendants(kind)
+    return f"no objective is named {name!r}.{hint} `rlobjectives algorithms` lists them; or give the parts"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlobjectives.errors import CapabilityError
+from rlobjectives.integrations.lightning.policy_options import fresh_config
 from rlobjectives.integrations.lightning.randomness import seeded
 
 __all__ = ["build_model", "build_tokenizer", "encode_prompts", "end_ids"]
@@ -43,7 +44,7 @@ def build_model(
         CapabilityError: If not exactly one of the two sources is given, a name is unknown, or weights of that
             dtype cannot be trained.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     if (model_name_or_path is None) == (model_config is None):
         given = "neither" if model_config is None else "both"
@@ -61,11 +62,7 @@ def build_model(
             if gguf_file is not None:
                 options["gguf_file"] = gguf_file
             return _loaded(AutoModelForCausalLM, model_name_or_path, options)
-        fields = dict(model_config or {})
-        kind = fields.pop("model_type", None)
-        if kind is None:
-            raise CapabilityError("model_config has no model_type; expected for example model_type: llama.")
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **fields), **options)
+        return AutoModelForCausalLM.from_config(fresh_config(model_config or {}), **options)
 
 
 def build_tokenizer(name_or_path: str, *, gguf_file: str | None = None) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rlobjectives.capabilities import TrainerFacts
-from rlobjectives.checks import check_number, check_positive_int
+from rlobjectives.checks import check_number, check_positive_int, check_seed
 from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.lightning.engine import Engine, configure, engine_type, make_engine
 from rlobjectives.integrations.lightning.experience import Experience
@@ -119,6 +119,7 @@ class ObjectiveMixin(_Base):
             check_positive_int(name, count)
         if gradient_clip_val is not None:
             check_number("gradient_clip_val", gradient_clip_val, low=0.0, open_low=True)
+        check_seed(seed)
         self.automatic_optimization = False
         self.objective = objective
         self.micro_batch_size = micro_batch_size

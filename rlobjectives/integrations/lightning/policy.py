@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from rlobjectives.capabilities import TrainerFacts
-from rlobjectives.checks import check_choice, check_number
+from rlobjectives.checks import check_choice, check_number, check_positive_int
 from rlobjectives.distributed import LOCAL, Communicator, synchronize
 from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.lightning import language_models
@@ -22,6 +22,7 @@ from rlobjectives.integrations.lightning.behavior_policy import StaleSampling
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.mixin import ObjectiveMixin
 from rlobjectives.integrations.lightning.optimizer import make_optimizer
+from rlobjectives.integrations.lightning.policy_options import check_fits, check_optimizer_options
 from rlobjectives.integrations.lightning.prompts import PromptBatch
 from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed
 from rlobjectives.integrations.lightning.rewards import RewardFunction, RewardFunctions
@@ -102,7 +103,7 @@ class CausalLMPolicy(ObjectiveMixin, StaleSampling, CompletionValidation, Lightn
 
     Raises:
         CapabilityError: If an option is out of range, or the model is given twice or not at all.
-        CapabilityError: If a reward or a model cannot be found.
+        CapabilityError: If a reward or a model cannot be found, or the model does not fit its tokenizer or lengths.
 
     Example:
         >>> from rlobjectives import GDPO, Objective
@@ -158,8 +159,11 @@ class CausalLMPolicy(ObjectiveMixin, StaleSampling, CompletionValidation, Lightn
             seed=seed,
             disable_dropout=disable_dropout,
         )
-        check_number("learning_rate", learning_rate, low=0.0)
-        check_number("weight_decay", weight_decay, low=0.0)
+        check_optimizer_options(
+            learning_rate=learning_rate, weight_decay=weight_decay, betas=betas, warmup_steps=warmup_steps
+        )
+        if max_prompt_tokens is not None:
+            check_positive_int("max_prompt_tokens", max_prompt_tokens)
         self.sampling = SamplingOptions(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k
         )
@@ -191,6 +195,9 @@ class CausalLMPolicy(ObjectiveMixin, StaleSampling, CompletionValidation, Lightn
             dtype=dtype,
             model_options=model_options,
             seed=derive_seed(base_seed(seed), "weights"),
+        )
+        check_fits(
+            self.model, self.tokenizer, max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens
         )
         self.model.train()  # from_pretrained gives evaluation mode
         self.end_ids = language_models.end_ids(self.model, self.tokenizer)

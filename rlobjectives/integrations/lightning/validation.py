@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlobjectives.checks import check_positive_int
+from rlobjectives.checks import check_number, check_positive_int
 from rlobjectives.distributed import Communicator, synchronize
 from rlobjectives.integrations.lightning.engine import make_engine
 from rlobjectives.integrations.lightning.prompts import PromptBatch
@@ -74,6 +74,7 @@ class CompletionValidation(_Base):
         """Set what to measure; called by the module's ``__init__``."""
         if val_samples != 0:
             check_positive_int("val_samples (0 draws none)", val_samples)
+        check_number("accuracy_threshold", accuracy_threshold)
         self.accuracy_threshold = accuracy_threshold
         self.val_samples = val_samples
         self.last_validation: Transcript | None = None

@@ -105,6 +105,17 @@ def test_one_completion_a_prompt_is_refused_before_training(folder):
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"dtype": "float33"}, "dtype is 'float33'"),
         ({"rewards": []}, "rewards is empty"),
+        ({"rewards": "my.reward"}, "expected a list of reward functions"),
+        ({"warmup_steps": -5}, "warmup_steps (0 for none) is -5"),
+        ({"warmup_steps": 1.5}, "warmup_steps (0 for none) is 1.5"),
+        ({"betas": (2, 3)}, "betas[0] is 2"),
+        ({"betas": (0.9, 1.0)}, "betas[1] is 1.0"),
+        ({"betas": 0.9}, "expected two numbers"),
+        ({"accuracy_threshold": "x"}, "accuracy_threshold is 'x'"),
+        ({"max_prompt_tokens": 0}, "max_prompt_tokens is 0"),
+        ({"max_prompt_tokens": 60}, "64 positions (max_position_embeddings); a sequence may have 66 tokens"),
+        ({"max_new_tokens": 64}, "may have 65 tokens (1 for the shortest prompt"),
+        ({"seed": 1.5}, "seed is 1.5"),
         ({"rewards": ["examples.spelling.wrong"]}, "has no 'wrong'"),
         ({"model_name_or_path": "/nowhere/at/all"}, "Cannot load '/nowhere/at/all'"),
     ],
@@ -124,6 +135,42 @@ def test_a_fresh_model_from_a_configuration(folder):
     )
     for one, other in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "lama"}, "'lama', which transformers does not know. Did you mean"),
+        ({"model_type": None}, "model_config has no model_type"),
+        ({"hidden_sizze": 8}, "'hidden_sizze', which LlamaConfig does not have. Did you mean hidden_size"),
+        ({"vocab_size": 8}, "embeddings for 8 tokens; the tokenizer has 18"),
+    ],
+)
+def test_a_configuration_that_cannot_be_meant_is_refused(folder, change, words):
+    config = {"model_type": "llama", "vocab_size": 18, "hidden_size": 16, "intermediate_size": 16}
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 2} | change
+    with pytest.raises(CapabilityError) as caught:
+        policy(folder, model_name_or_path=None, model_config=config, tokenizer_name_or_path=folder)
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32},
+        {"model_type": "gpt2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+        {"model_type": "qwen2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+         "num_key_value_heads": 2, "intermediate_size": 16, "tie_word_embeddings": True, "bos_token_id": 1,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+         "intermediate_size": 16, "rope_theta": 1e4, "attn_implementation": "eager", "pad_token_id": 3},
+    ],
+    ids=["own names", "common names", "qwen2", "llama"],
+)  # fmt: skip
+def test_fields_that_every_model_has_are_no_typing_errors(folder, config):
+    config = {**config, "vocab_size": 18}
+    policy(folder, model_name_or_path=None, model_config=config, tokenizer_name_or_path=folder)
 
 
 def test_too_long_a_prompt_is_an_error(folder):
