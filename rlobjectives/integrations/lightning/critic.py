@@ -130,6 +130,14 @@ class CriticMixin(ObjectiveMixin):
         """What this trainer offers to the objective: a critic too."""
         return dataclasses.replace(super().trainer_facts(datamodule), has_critic=True)
 
+    def rollout_columns(self) -> frozenset[str]:
+        """Optional columns of `Rollouts` that estimates may read: values too."""
+        return super().rollout_columns() | {"values"}
+
+    def token_columns(self) -> frozenset[str]:
+        """Columns that losses may read: those of the critic too."""
+        return super().token_columns() | {"values", "old_values", "returns"}
+
     def check_objective(self, datamodule: object | None = None) -> None:
         """Compare the objective with what this module offers; a critic that nothing trains or reads is a mismatch.
 

@@ -94,7 +94,7 @@ class CriticRound(Round):
         if not self._needs_old_logprobs(experience):
             return experience.replace(**self._score_all(experience, count, ("values",), "score_values"))
         self._scored_now = True
-        columns = ("old_logprobs", "", "values")  # one pass for both
+        columns = (*self._scored_columns, "values")  # one pass for both
         return experience.replace(**self._score_all(experience, count, columns, "score_with_values"))
 
     def _judge(self, experience: Experience) -> tuple[Experience, Tensor, dict[str, Stat]]:

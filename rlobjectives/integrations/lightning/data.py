@@ -37,12 +37,15 @@ class PromptDataModule(LightningDataModule):
         prompts_per_step: Prompts in one rollout, all ranks together.
         num_generations: Completions sampled per prompt.
         val_dataset: Prompts to validate on, in the same forms.
+        test_dataset: Prompts to test on, in the same forms.
         prompt_column: Column with the prompt: a string, or a list of chat messages.
         split: Split of a Hugging Face dataset to train on.
         val_split: Split of a Hugging Face dataset to validate on.
+        test_split: Split of a Hugging Face dataset to test on.
         dataset_options: Keyword arguments of the function, or of ``datasets.load_dataset``.
         val_dataset_options: The same for `val_dataset`.
-        val_batch_size: Prompts a rank completes at a time in validation.
+        test_dataset_options: The same for `test_dataset`.
+        val_batch_size: Prompts a rank completes at a time in validation and testing.
         shuffle: Whether to permute; without, rows are taken in their order.
         seed: Seed of the order; by default that of ``seed_everything``, else 0.
 
@@ -62,11 +65,14 @@ class PromptDataModule(LightningDataModule):
         prompts_per_step: int,
         num_generations: int = 1,
         val_dataset: str | list[dict[str, Any]] | None = None,
+        test_dataset: str | list[dict[str, Any]] | None = None,
         prompt_column: str = "prompt",
         split: str = "train",
         val_split: str = "test",
+        test_split: str = "test",
         dataset_options: dict[str, Any] | None = None,
         val_dataset_options: dict[str, Any] | None = None,
+        test_dataset_options: dict[str, Any] | None = None,
         val_batch_size: int = 64,
         shuffle: bool = True,
         seed: int | None = None,
@@ -94,12 +100,13 @@ class PromptDataModule(LightningDataModule):
         self._sources: dict[str, tuple[PromptSource | None, str, Mapping[str, Any]]] = {
             "train": (dataset, split, dataset_options or {}),
             "val": (val_dataset, val_split, val_dataset_options or {}),
+            "test": (test_dataset, test_split, test_dataset_options or {}),
         }
         self._rows: dict[str, list[dict[str, Any]]] = {}
         self._fingerprint: str | None = None
 
     def rows(self, part: str) -> list[dict[str, Any]]:
-        """The rows of ``"train"`` or ``"val"``, read once; empty for a validation set that was not given."""
+        """The rows of ``"train"``, ``"val"`` or ``"test"``, read once; empty for a set that was not given."""
         if part not in self._rows:
             source, split, options = self._sources[part]
             self._rows[part] = (
@@ -113,9 +120,13 @@ class PromptDataModule(LightningDataModule):
         """Read the data and check them against the trainer, before any model is touched.
 
         Raises:
-            CapabilityError: If a step's prompts cannot be split evenly over the ranks, or there are too few.
+            CapabilityError: If a step's prompts cannot be split evenly over the ranks, or there are too few; or if
+                there is nothing to test on.
         """
-        del stage
+        if stage == "test":
+            if not self.rows("test"):
+                raise CapabilityError("There is nothing to test on. Give test_dataset to the data module.")
+            return
         ranks, _ = self._place()
         if self.prompts_per_step % ranks:
             raise CapabilityError(
@@ -135,7 +146,11 @@ class PromptDataModule(LightningDataModule):
 
     def val_dataloader(self) -> ValLoader | list[Any]:
         """Each rank's share of the validation prompts; the same number of batches on every rank."""
-        return ValLoader(self, *self._place()) if self.rows("val") else []
+        return ValLoader(self, "val", *self._place()) if self.rows("val") else []
+
+    def test_dataloader(self) -> ValLoader | list[Any]:
+        """The same of the test prompts."""
+        return ValLoader(self, "test", *self._place()) if self.rows("test") else []
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Note the step that training is about to take; a loader may have read further ahead."""
@@ -239,11 +254,11 @@ class TrainLoader:
 
 
 class ValLoader:
-    """One rank's validation prompts; fillers that do not count make all ranks' loaders equally long."""
+    """One rank's validation or test prompts; fillers that do not count make all ranks' loaders equally long."""
 
-    def __init__(self, data: PromptDataModule, ranks: int, rank: int) -> None:
-        self._data = data
-        rows = data.rows("val")
+    def __init__(self, data: PromptDataModule, part: str, ranks: int, rank: int) -> None:
+        self._data, self._part = data, part
+        rows = data.rows(part)
         share = -(-len(rows) // ranks)
         self._positions = [rank + ranks * turn for turn in range(share)]
 
@@ -253,7 +268,7 @@ class ValLoader:
 
     def __iter__(self) -> Iterator[PromptBatch]:
         """Batches in the order of the rows."""
-        rows, size = self._data.rows("val"), self._data.val_batch_size
+        rows, size = self._data.rows(self._part), self._data.val_batch_size
         for number in range(len(self)):
             positions = self._positions[number * size : (number + 1) * size]
             yield PromptBatch(

@@ -23,6 +23,7 @@ _TOKEN_COLUMNS = (
     "old_logprobs",
     "ref_logprobs",
     "teacher_logprobs",
+    "entropy",
     "values",
     "returns",
 )
@@ -48,6 +49,8 @@ class Experience:
             them.
         ref_logprobs: The same under the frozen reference policy.
         teacher_logprobs: The same under a teacher.
+        entropy: Entropy of the policy at each token at the start of this round of updates, in nats; the trainer fills
+            it in where an objective reads it before its losses.
         values: Values of the state before each token from the critic that the rollout is judged with, in reward units.
             None lets the trainer find them, if it has a critic.
         returns: What the critic learns to predict, in reward units; the trainer fills it in from the estimator.
@@ -78,6 +81,7 @@ class Experience:
         old_logprobs: Tensor | None = None,
         ref_logprobs: Tensor | None = None,
         teacher_logprobs: Tensor | None = None,
+        entropy: Tensor | None = None,
         values: Tensor | None = None,
         returns: Tensor | None = None,
         extra: Mapping[str, Any] | None = None,
@@ -90,6 +94,7 @@ class Experience:
         self.old_logprobs = old_logprobs
         self.ref_logprobs = ref_logprobs
         self.teacher_logprobs = teacher_logprobs
+        self.entropy = entropy
         self.values = values
         self.returns = returns
         self.extra = dict(extra or {})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from rlobjectives.capabilities import TrainerFacts
+from rlobjectives.capabilities import TrainerFacts, check
 from rlobjectives.checks import check_number, check_positive_int, check_seed
 from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.lightning.engine import Engine, configure, engine_type, make_engine
@@ -16,6 +16,7 @@ from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.forward_state import dropouts, forward_side_effects
 from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed, seeded
 from rlobjectives.integrations.lightning.rollout_round import Round
+from rlobjectives.integrations.probe import ROLLOUT_COLUMNS, missing_columns, reads_column
 from rlobjectives.objective import Objective
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ class ObjectiveMixin(_Base):
         self.disable_dropout = disable_dropout
         self.rollouts_done = 0
         self._engine: Engine | None = None
+        self._reads: dict[tuple[str, str], bool] = {}
 
     @property
     def updates_per_rollout(self) -> int:
@@ -194,10 +196,21 @@ class ObjectiveMixin(_Base):
             forward_side_effects=forward_side_effects(self),
         )
 
+    def rollout_columns(self) -> frozenset[str]:
+        """Optional columns of `Rollouts` that estimates may read; here all, since `rollout` may fill any of them."""
+        return ROLLOUT_COLUMNS
+
+    def token_columns(self) -> frozenset[str]:
+        """Columns of `TokenBatch` that losses may read, besides log-probabilities and advantages.
+
+        What `score` and `Experience` may give: neither divergences over the vocabulary, nor values of a critic.
+        """
+        return frozenset({"old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs", "entropy"})
+
     # What the mixin does.
 
     def check_objective(self, datamodule: object | None = None) -> None:
-        """Compare the objective with what this module and its data offer.
+        """Compare the objective with what this module and its data offer, and run it over made-up numbers.
 
         Runs at set-up, and may be called before, as the command line does, since it needs no model.
 
@@ -209,7 +222,30 @@ class ObjectiveMixin(_Base):
                 f"{type(self).__name__} overrides forward, which ObjectiveMixin needs to reach score() through the "
                 "strategy. Give that method another name, and list ObjectiveMixin before LightningModule."
             )
-        self.objective.check(self.trainer_facts(datamodule))
+        facts = self.trainer_facts(datamodule)
+        self.objective.check(facts)
+        needs = self.objective.capabilities
+        missing = missing_columns(
+            self.objective,
+            self._reward_names(),
+            facts.num_generations or max(2, needs.min_group_size),
+            rollout_columns=self.rollout_columns(),
+            token_columns=self.token_columns(),
+        )
+        check(self.objective.name, needs, TrainerFacts(), missing)
+
+    def estimator_reads(self, name: str) -> bool:
+        """Whether the estimator cannot do without an optional column of `Rollouts`."""
+        estimator = self.objective.estimator
+        key = (repr(estimator), name)
+        if key not in self._reads:
+            group = max(2, self.objective.capabilities.min_group_size)
+            self._reads[key] = reads_column(estimator, name, self._reward_names(), group)
+        return self._reads[key]
+
+    def _reward_names(self) -> tuple[str, ...] | None:
+        """Names of the rewards; None where only the data tell."""
+        return None
 
     def forward(self, micro_batch: Experience, method: str = "score") -> Any:
         """`score`, or another scoring method, reached through the strategy's wrapper."""

@@ -60,6 +60,9 @@ class CausalLMPolicy(ObjectiveMixin, StaleSampling, CompletionValidation, Lightn
     temperature (`policy_temperature`). ``behavior_logprobs`` are then those of the sampler, and an objective
     that reads them nowhere is refused at set-up. ``rollout/policy_age`` tells the age of the sampling weights.
 
+    Where the estimator reads the reward of a prompt's greedy answer (`ReMax`), each rollout completes every prompt
+    greedily once more. A reward that could score only one of the two answers is left out of both.
+
     Validation completes every prompt greedily. It logs ``val/<reward>``, the mean of each reward over the
     prompts it could score, and ``val/accuracy``, the share of prompts whose first reward reaches
     `accuracy_threshold` among those it could score; both over all ranks and equal on each. A reward that gives None
@@ -232,6 +235,19 @@ class CausalLMPolicy(ObjectiveMixin, StaleSampling, CompletionValidation, Lightn
             has_teacher=False,
         )
 
+    def rollout_columns(self) -> frozenset[str]:
+        """Optional columns of `Rollouts` that estimates may read."""
+        given = {"old_logprobs", "behavior_logprobs", "greedy_rewards"}
+        return frozenset(given | {"ref_logprobs"} if self.has_reference else given)
+
+    def token_columns(self) -> frozenset[str]:
+        """Columns that losses may read: no teacher's, and a reference's only with a reference."""
+        absent = {"teacher_logprobs"} if self.has_reference else {"teacher_logprobs", "ref_logprobs"}
+        return super().token_columns() - absent
+
+    def _reward_names(self) -> tuple[str, ...]:
+        return self.reward_functions.names
+
     def configure_optimizers(self) -> Any:
         """AdamW with a linear warm-up; override for another optimizer."""
         return make_optimizer(
@@ -260,8 +276,11 @@ class CausalLMPolicy(ObjectiveMixin, StaleSampling, CompletionValidation, Lightn
         """
         repeats = batch.num_generations
         prompt_ids, prompt_mask = self.encode(batch.prompts, repeats)
+        greedy = None
         with self.behavior_weights():
             completions = self.complete(prompt_ids, prompt_mask)
+            if self.estimator_reads("greedy_rewards"):
+                greedy = self.complete(*self.encode(batch.prompts), greedy=True)
         transcript = self.transcribe(batch, completions, repeats)
         self.last_rollout = transcript
         self._rollout_statistics = {
@@ -280,10 +299,10 @@ class CausalLMPolicy(ObjectiveMixin, StaleSampling, CompletionValidation, Lightn
             layout=layout,
             rollouts=Rollouts(
                 rewards=transcript.rewards.to(self.device),
-                scored=transcript.scored.to(self.device),
                 reward_names=transcript.reward_names,
                 group_ids=torch.tensor(batch.ids, device=self.device).repeat_interleave(repeats),
                 layout=layout,
+                **self._against_greedy(batch, greedy, transcript, repeats),
             ),
             behavior_logprobs=nn.functional.pad(completions.logprobs, (prompt_ids.shape[1], 0)),
         )
@@ -318,6 +337,17 @@ class CausalLMPolicy(ObjectiveMixin, StaleSampling, CompletionValidation, Lightn
         """Log-probabilities of a micro-batch, and entropies where the objective needs them."""
         entropy = "entropy" in self.objective.columns()
         return score_sequences(self.model, micro_batch, temperature=self.policy_temperature, entropy=entropy)
+
+    def _against_greedy(
+        self, batch: PromptBatch, greedy: Completions | None, drawn: Transcript, repeats: int
+    ) -> dict[str, Any]:
+        """Which rewards are scored, and with greedy answers theirs: a reward that lacks one of the two has neither."""
+        if greedy is None:
+            return {"scored": drawn.scored.to(self.device)}
+        answers = self.transcribe(batch, greedy)
+        scored = drawn.scored & answers.scored.repeat_interleave(repeats, 0)
+        rewards = torch.where(scored, answers.rewards.repeat_interleave(repeats, 0), 0.0)
+        return {"scored": scored.to(self.device), "greedy_rewards": rewards.to(self.device)}
 
     def _reference_logprobs(self, experience: Experience) -> Tensor:
         reference = self._reference[0].to(self.device)

@@ -151,7 +151,8 @@ class Round:
     def _estimates_from_logprobs(self) -> bool:
         """Whether the estimator reads old log-probabilities: for KL-shaped rewards, or importance weights."""
         needs = self.objective.estimator.required()
-        return needs.needs_ref_logprobs or needs.needs_behavior_logprobs
+        reads = needs.needs_ref_logprobs or needs.needs_behavior_logprobs
+        return reads or self.module.estimator_reads("old_logprobs")
 
     @property
     def _scores_first(self) -> bool:
@@ -184,7 +185,13 @@ class Round:
         if not self._needs_old_logprobs(experience):
             return experience
         self._scored_now = True
-        return experience.replace(**self._score_all(experience, count, ("old_logprobs",)))
+        return experience.replace(**self._score_all(experience, count, self._scored_columns))
+
+    @property
+    def _scored_columns(self) -> tuple[str, str]:
+        """What is kept of `score`: its entropies too where a pre-pass may take them from here."""
+        reads = self.objective.capabilities.needs_prepass and "entropy" in self.objective.columns()
+        return "old_logprobs", "entropy" if reads else ""
 
     def _needs_old_logprobs(self, experience: Experience) -> bool:
         if experience.old_logprobs is not None:
@@ -212,6 +219,8 @@ class Round:
                 scores = self.engine.forward(experience.rows(rows) if rows else experience.dummy(), method)
                 scores = scores if isinstance(scores, tuple) else (scores,)
                 for name, column in zip(columns, scores, strict=False):
-                    if rows and name:
+                    if column is None:  # on every rank alike: the module has no entropies
+                        found.pop(name, None)
+                    elif rows and name:
                         found[name][rows] = column.detach().float()
         return found

@@ -113,23 +113,31 @@ class Updates:
     ) -> Window:
         builder = self.objective.window(self.communicator)
         needs_prepass = self.objective.capabilities.needs_prepass
-        scored: list[Tensor | None] = [None] * len(micro_batches)
+        scored: list[dict[str, Tensor | None]] = [{}] * len(micro_batches)
         if needs_prepass and reuse:
-            scored = [micro_batch.old_logprobs for micro_batch, _ in micro_batches]
+            scored = [
+                {"logprobs": micro_batch.old_logprobs, "entropy": micro_batch.entropy}
+                for micro_batch, _ in micro_batches
+            ]
         elif needs_prepass:
             count = exchange({}, self.communicator, micro_batches=len(micro_batches)).micro_batches
             passes = [micro_batch for micro_batch, _ in micro_batches]
             passes += [share.dummy()] * (count - len(passes))
             started = time.perf_counter()
             with replay(self.module):
-                scored = [self.engine.forward(micro_batch)[0].detach() for micro_batch in passes]
+                scored = [self._frozen(micro_batch) for micro_batch in passes]
             self.metrics.values.setdefault("time/prepass_seconds", 0.0)
             self.metrics.values["time/prepass_seconds"] += time.perf_counter() - started
-        for (micro_batch, rows), logprobs in zip(micro_batches, scored, strict=False):
+        for (micro_batch, rows), columns in zip(micro_batches, scored, strict=False):
             builder.add(estimate=rows, layout=micro_batch.layout)
-            if logprobs is not None:
-                builder.add_prepass(_tokens(micro_batch, {"logprobs": logprobs}))
+            if columns:
+                builder.add_prepass(_tokens(micro_batch, columns))
         return builder.freeze()
+
+    def _frozen(self, micro_batch: Experience) -> dict[str, Tensor | None]:
+        """Log-probabilities and entropies under the current weights, without gradient."""
+        logprobs, entropy = self.engine.forward(micro_batch)
+        return {"logprobs": logprobs.detach(), "entropy": None if entropy is None else entropy.detach()}
 
     def _padded(
         self,

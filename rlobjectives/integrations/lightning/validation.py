@@ -60,7 +60,7 @@ class ValidationScores:
 
 
 class CompletionValidation(_Base):
-    """The validation of a module that completes prompts: greedily, and by drawing if asked to.
+    """The validation and the test of a module that completes prompts: greedily, and by drawing if asked to.
 
     The module supplies `encode`, `complete` and `transcribe`; see `CausalLMPolicy` for what is logged.
     """
@@ -83,24 +83,41 @@ class CompletionValidation(_Base):
 
     def validation_step(self, batch: PromptBatch, batch_idx: int = 0) -> None:
         """Complete the prompts, and score the completions."""
+        self.last_validation = self._measure("val", batch, batch_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        """Merge all batches and ranks, and log."""
+        metrics = self._finish()
+        if metrics:
+            self.validation_history.append((int(self.trainer.global_step), metrics))
+
+    def test_step(self, batch: PromptBatch, batch_idx: int = 0) -> None:
+        """Measure the test prompts as validation measures its own."""
+        self._measure("test", batch, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        """Merge all batches and ranks, and log."""
+        self._finish()
+
+    def _measure(self, part: str, batch: PromptBatch, batch_idx: int) -> Transcript:
         make_engine(self).settle()
         # Drawn from a seed of their own, so that validating does not change what training draws.
         with seeded(derive_seed(base_seed(self.seed), "validation", batch_idx, self.global_rank)):
-            greedy = self.transcribe(batch, self.complete(*self.encode(batch.prompts), greedy=True))
-            self.last_validation = greedy
-            self._validation.add("val", greedy, batch.counted)
+            greedy: Transcript = self.transcribe(
+                batch, self.complete(*self.encode(batch.prompts), greedy=True)
+            )
+            self._validation.add(part, greedy, batch.counted)
             if self.val_samples:
                 prompts = self.encode(batch.prompts, self.val_samples)
                 drawn = self.transcribe(batch, self.complete(*prompts), self.val_samples)
                 counted = [flag for flag in batch.counted for _ in range(self.val_samples)]
-                self._validation.add("val/sampled", drawn, counted)
+                self._validation.add(f"{part}/sampled", drawn, counted)
+        return greedy
 
-    def on_validation_epoch_end(self) -> None:
-        """Merge all batches and ranks, and log."""
+    def _finish(self) -> dict[str, float]:
         metrics = self._validation.finish(Communicator.world())
         self.log_dict(metrics, batch_size=1)
-        if metrics:
-            self.validation_history.append((int(self.trainer.global_step), metrics))
+        return metrics
 
 
 def measured_values(statistics: Mapping[str, Stat]) -> dict[str, float]:
