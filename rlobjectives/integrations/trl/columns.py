@@ -8,13 +8,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from rlobjectives.errors import CapabilityError
 from rlobjectives.layouts import PaddedLayout
 from rlobjectives.tokens import TokenBatch
 
 if TYPE_CHECKING:
     from rlobjectives.integrations.trl.host import Host
 
-__all__ = ["GENERATED_AT", "GROUP", "KEPT", "SAMPLED", "forward", "token_batch", "token_layout"]
+__all__ = [
+    "GENERATED_AT",
+    "GROUP",
+    "KEPT",
+    "SAMPLED",
+    "forward",
+    "scoring_parameters",
+    "token_batch",
+    "token_layout",
+]
 
 GROUP = "rlobjectives_group"
 """Prompt of each sequence, unique over the run: int64 ``[B]``."""
@@ -25,6 +35,7 @@ SAMPLED = "rlobjectives_sampled_logps"
 GENERATED_AT = "rlobjectives_generated_at"
 """Optimizer step at which the batch was sampled: 0-d int64."""
 
+_HOOK = "_get_per_token_logps_and_entropies"
 _HANDLED = {
     "model",
     "input_ids",
@@ -51,6 +62,28 @@ def token_layout(inputs: dict[str, Any]) -> PaddedLayout:
     return PaddedLayout(mask & kept.unsqueeze(1), sequence_mask=kept)
 
 
+def scoring_parameters(trainer: Host | type[Host]) -> list[str]:
+    """Names of what TRL's scoring forward takes, behind wrappers that pass everything on.
+
+    TRL 1.14 has such a wrapper itself; who asked its hook alone would leave the pixels out.
+
+    Raises:
+        CapabilityError: If all that is there passes everything on.
+    """
+    kind = trainer if isinstance(trainer, type) else type(trainer)
+    owners = ((trainer, _HOOK), (kind, _HOOK), (kind, "_full_logits_logps"))
+    for hook in (getattr(owner, name, None) for owner, name in owners):
+        if hook is None:
+            continue
+        found = inspect.signature(hook).parameters
+        if all(one.kind is not one.VAR_KEYWORD for one in found.values()):
+            return [name for name in found if name != "self"]
+    raise CapabilityError(
+        f"{kind.__name__}.{_HOOK} takes any keyword, so nobody can tell which columns of a batch the model reads. "
+        "Name its parameters as TRL does."
+    )
+
+
 def forward(
     trainer: Host,
     model: nn.Module,
@@ -67,16 +100,14 @@ def forward(
     Returns:
         ``[B, T]``, ``[B, T]`` or None, 0-d or None.
     """
-    compute = trainer._get_per_token_logps_and_entropies  # the hook that every version has
-    accepted = inspect.signature(compute).parameters
     extra = {
         name: inputs[name]
-        for name in accepted
-        if name not in _HANDLED and inputs.get(name) is not None and not name.startswith("_")
+        for name in scoring_parameters(trainer)
+        if name not in _HANDLED and inputs.get(name) is not None
     }
     if aux_loss:
         extra["compute_aux_loss"] = True
-    found = compute(
+    found = trainer._get_per_token_logps_and_entropies(  # the hook that every version has
         model,
         input_ids=torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
         attention_mask=torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),

@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 from trl import GRPOConfig, GRPOTrainer, RLOOTrainer
 
-from rlobjectives import GRPO, OPSM, EntropyMask, Objective, SequenceMean
+from rlobjectives import GRPO, OPSM, CapabilityError, EntropyMask, Objective, SequenceMean
 from rlobjectives.integrations.trl import ObjectiveGRPOTrainer
-from rlobjectives.integrations.trl.columns import forward
+from rlobjectives.integrations.trl.columns import forward, scoring_parameters
 from tests.integrations.trl import tiny
 
 FIELDS = {one.name for one in dataclasses.fields(GRPOConfig)}
@@ -227,7 +227,7 @@ def test_every_column_of_a_batch_is_read_or_passed_on(kind: type) -> None:
             assert isinstance(target.slice, ast.Constant)
             columns.add(target.slice.value)
     assert {"completion_ids", "advantages", "pixel_values"} <= columns
-    passed_on = set(inspect.signature(kind._get_per_token_logps_and_entropies).parameters)
+    passed_on = set(scoring_parameters(kind))
     assert columns - OURS - UNUSED <= passed_on, "new columns of TRL: say what becomes of them"
 
 
@@ -263,10 +263,23 @@ def test_what_else_a_model_reads_is_passed_on() -> None:
         "image_sizes": torch.ones(2, 2),
         "input_ids": torch.zeros(9, 9),  # must not take the place of the sequences
     }
-    trainer = SimpleNamespace(_get_per_token_logps_and_entropies=compute)
-    logprobs, entropy, aux = forward(trainer, None, inputs, entropy=False, batch_size=7)
-    assert logprobs.shape == (2, 3)
-    assert entropy is None and aux is None
-    assert seen["pixel_values"] is pixels and seen["token_type_ids"] is kinds
-    assert seen["num_images"] == [1, 1]
-    assert (seen["width"], seen["shape"], seen["batch_size"]) == (3, (2, 6), 7)
+
+    class Wrapped:
+        """A hook that passes everything on, as in TRL 1.14."""
+
+        def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+            return compute(model, *args, **kwargs)
+
+        _full_logits_logps = staticmethod(compute)
+
+    for trainer in (SimpleNamespace(_get_per_token_logps_and_entropies=compute), Wrapped()):
+        seen.clear()
+        logprobs, entropy, aux = forward(trainer, None, inputs, entropy=False, batch_size=7)
+        assert logprobs.shape == (2, 3)
+        assert entropy is None and aux is None
+        assert seen["pixel_values"] is pixels and seen["token_type_ids"] is kinds
+        assert seen["num_images"] == [1, 1]
+        assert (seen["width"], seen["shape"], seen["batch_size"]) == (3, (2, 6), 7)
+    del Wrapped._full_logits_logps
+    with pytest.raises(CapabilityError, match="takes any keyword"):
+        forward(Wrapped(), None, inputs, entropy=False)
