@@ -108,7 +108,7 @@ def _bins(lengths: Tensor, capacity: int) -> int:
 
 def _members(part: Tensor, parts: int) -> list[Tensor]:
     """The items of each part, in their order."""
-    return list(part.argsort(stable=True).split(torch.bincount(part, minlength=parts).tolist()))
+    return list(torch.split(part.argsort(stable=True), torch.bincount(part, minlength=parts).tolist()))
 
 
 def _spread(
