@@ -215,6 +215,15 @@ def test_no_more_packs_than_spreading_needs(lengths, ranks, steps):
     assert packs - cells < bins or not fits(packs - cells)
 
 
+def test_the_fewest_packs_are_found_when_several_more_are_needed():
+    lengths = torch.tensor([6, 4, 3, 3, 2, 2] * 25)
+    assert int(fill_bins(lengths, 10).max()) + 1 == 52
+    for fewer in (52, 53, 54):
+        with pytest.raises(CapabilityError, match="cannot hold"):
+            spread(lengths.double(), fewer, 10.0)
+    assert len(schedule(lengths, capacity=10).packs[0][0]) == 55
+
+
 def test_a_seed_changes_places_and_nothing_else():
     lengths = torch.tensor([3] * 12)
     plans = {schedule(lengths, capacity=6, ranks=2, seed=seed).packs for seed in range(5)}

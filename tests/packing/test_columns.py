@@ -31,6 +31,13 @@ def test_positions_restart_and_boundaries_follow_the_order_given():
     assert packing.position_ids.tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
 
 
+def test_facts_travel_with_the_rows_that_are_packed():
+    padded = PaddedLayout(LEFT_AND_RIGHT.bool(), total_tokens=torch.tensor([3.0, 2.0, 0.0, 5.0]))
+    flat = Packing(LEFT_AND_RIGHT, (3, 0)).layout(padded)
+    assert flat.token_counts().tolist() == [5.0, 3.0]
+    assert flat.local_counts().tolist() == [5.0, 3.0]
+
+
 def test_a_gradient_returns_to_its_own_token():
     column = torch.arange(20.0).view(4, 5).requires_grad_()
     packing = Packing(LEFT_AND_RIGHT, (1, 3))
