@@ -108,12 +108,8 @@ def _bins(lengths: Tensor, capacity: int) -> int:
 
 def _members(part: Tensor, parts: int) -> list[Tensor]:
     """The items of each part, in their order."""
-<<<<<<< HEAD
     sizes = torch.bincount(part, minlength=parts).tolist()
     return list(torch.split(part.argsort(stable=True), sizes))
-=======
-    return list(torch.split(part.argsort(stable=True), torch.bincount(part, minlength=parts).tolist()))
->>>>>>> packbench
 
 
 def _spread(
