@@ -58,7 +58,9 @@ def names_in_arguments(arguments: Sequence[str]) -> list[str]:
             for role, part in parts_of(value).items():
                 if isinstance(part, Mapping):
                     found.append(f"--{_OPTION}.{role}={part['class_path']}")
-                    found += [f"--{_OPTION}.{role}.init_args.{key}={one}" for key, one in part["init_args"].items()]
+                    found += [
+                        f"--{_OPTION}.{role}.init_args.{key}={one}" for key, one in part["init_args"].items()
+                    ]
                 else:
                     found.append(f"--{_OPTION}.{role}={part}")
         else:

@@ -32,7 +32,7 @@ def check_folders(who: str, folders: Sequence[Path], *, writes: bool) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder) as probe:
                 probe.write(b"?")
-        except OSError as error:
+        except OSError as error:  # noqa: PERF203  # a handful of folders
             refusal = CapabilityError(
                 f"{who} cannot write to {str(folder)!r}: {error.strerror or error}. Give a folder that can be written."
             )

@@ -53,7 +53,9 @@ def build_model(
         )
     given_twice = {"dtype", "torch_dtype"} & (model_options or {}).keys()
     if given_twice:
-        raise CapabilityError(f"model_options has {', '.join(sorted(given_twice))}. Give dtype itself instead.")
+        raise CapabilityError(
+            f"model_options has {', '.join(sorted(given_twice))}. Give dtype itself instead."
+        )
     options = {"dtype": _dtype(dtype), **(model_options or {})}
     with seeded(seed):
         if model_name_or_path is not None:

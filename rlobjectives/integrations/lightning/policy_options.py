@@ -44,7 +44,9 @@ def fresh_config(fields: Mapping[str, Any]) -> Any:
         raise CapabilityError("model_config has no model_type; expected for example model_type: llama.")
     if kind not in CONFIG_MAPPING:
         close = _close(str(kind), list(CONFIG_MAPPING.keys()))
-        raise CapabilityError(f"model_config.model_type is {kind!r}, which transformers does not know.{close}")
+        raise CapabilityError(
+            f"model_config.model_type is {kind!r}, which transformers does not know.{close}"
+        )
     plain, found = AutoConfig.for_model(kind), AutoConfig.for_model(kind, **given)
     # What a class reads becomes a field of every object, or, as the names of older releases do, something else; what
     # it does not read just sticks to the object.
@@ -79,7 +81,11 @@ def check_fits(model: Any, tokenizer: Any, *, max_prompt_tokens: int | None, max
     positions = getattr(model.config, "max_position_embeddings", None)
     longest = (max_prompt_tokens or 1) + max_new_tokens
     if isinstance(positions, int) and 0 < positions < longest:
-        prompt = "1 for the shortest prompt" if max_prompt_tokens is None else f"max_prompt_tokens {max_prompt_tokens}"
+        prompt = (
+            "1 for the shortest prompt"
+            if max_prompt_tokens is None
+            else f"max_prompt_tokens {max_prompt_tokens}"
+        )
         raise CapabilityError(
             f"The model has {positions} positions (max_position_embeddings); a sequence may have {longest} tokens "
             f"({prompt}, max_new_tokens {max_new_tokens}). Shorten one, or choose another model."

@@ -190,7 +190,10 @@ def test_a_count_of_steps_is_not_carried_over_to_another_order(change, words):
 
 def test_rows_without_a_json_form_have_a_fingerprint_that_outlives_the_process():
     rows = [{"prompt": "a", "image": object(), 3: {(1, 2): {"x"}}}]
-    states = [PromptDataModule(rows, prompts_per_step=1).state_dict() for rows in (rows, [{**rows[0], "image": object()}])]
+    states = [
+        PromptDataModule(rows, prompts_per_step=1).state_dict()
+        for rows in (rows, [{**rows[0], "image": object()}])
+    ]
     assert states[0] == states[1]
 
 

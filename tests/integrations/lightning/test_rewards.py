@@ -112,10 +112,15 @@ def test_arrays_are_taken_as_lists(kind):
     def column(prompts, completions, **columns):
         return np.array([1, 2], dtype=kind)
 
-    assert RewardFunctions([column, Scorer()])(["a", "b"], ["", "x"], {})[0].tolist() == [[1.0, 0.0], [2.0, 1.0]]
+    assert RewardFunctions([column, Scorer()])(["a", "b"], ["", "x"], {})[0].tolist() == [
+        [1.0, 0.0],
+        [2.0, 1.0],
+    ]
 
 
-@pytest.mark.parametrize("answer", [np.ones((2, 1)), np.array(1.0), torch.ones(2, 1), np.array([True, False])])
+@pytest.mark.parametrize(
+    "answer", [np.ones((2, 1)), np.array(1.0), torch.ones(2, 1), np.array([True, False])]
+)
 def test_arrays_of_another_shape_or_kind_are_not(answer):
     def wrong(prompts, completions, **columns):
         return answer
@@ -131,7 +136,9 @@ def test_a_function_that_does_not_take_the_columns_is_told_the_signature():
     def wants(prompts, completions, *, level, **columns):
         return [1.0] * len(completions)
 
-    with pytest.raises(CapabilityError, match=r"without\(prompts, completions\).*\*\*columns.*answer.*unexpected"):
+    with pytest.raises(
+        CapabilityError, match=r"without\(prompts, completions\).*\*\*columns.*answer.*unexpected"
+    ):
         RewardFunctions([without])(["a"], ["x"], {"answer": ["1"]})
     with pytest.raises(CapabilityError, match="missing a required .*'level'"):
         RewardFunctions([wants])(["a"], ["x"], {"answer": ["1"]})
