@@ -50,12 +50,7 @@ class Slot:
         """The place with a class in it, which says what its keys are."""
         try:
             found = resolve(":".join(path.rpartition(".")[::2]))
-        except (
-            ImportError,
-            AttributeError,
-            UnknownAlgorithmError,
-            ValueError,
-        ):  # the parser says what is wrong with it
+        except UnknownAlgorithmError:
             return Slot(root=False)
         return Slot((found,) if isinstance(found, type) else (), root=False)
 
@@ -86,7 +81,7 @@ def _hint(kind: type, name: str) -> Any:
     for base in kind.__mro__:
         try:
             hints = typing.get_type_hints(base.__init__)  # type: ignore[misc]
-        except (NameError, AttributeError, TypeError):  # a name that only type checkers see
+        except (AttributeError, NameError, TypeError):  # a name that only type checkers see
             continue
         if name in hints:
             return hints[name]

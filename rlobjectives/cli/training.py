@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from argparse import ArgumentError
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -43,6 +44,9 @@ class ObjectiveCLI(LightningCLI):
                 super().parse_arguments(parser, args if spelled_out == given else spelled_out)
         except ArgumentError as error:
             raise ConfigurationError(readable(str(error))) from error
+        # Already here: the next thing LightningCLI does is to look into the checkpoint.
+        options = self.config.get(self.config.get("subcommand"))
+        check_checkpoint(options and options.get("ckpt_path"))
 
     def before_instantiate_classes(self) -> None:
         """Check what can be checked before a model is loaded."""
@@ -88,6 +92,19 @@ def check_trainer_options(options: Any) -> None:
         raise CapabilityError(
             f"trainer.accumulate_grad_batches is {options['accumulate_grad_batches']}, which has no meaning here. "
             "Leave it out; model.init_args.micro_batch_size decides how much one backward holds."
+        )
+
+
+def check_checkpoint(path: Any) -> None:
+    """Refuse a checkpoint that was not written to its end; a folder, as sharded strategies write, is not looked into.
+
+    Raises:
+        CapabilityError: With the file's name, which torch does not tell.
+    """
+    if path is not None and Path(path).is_file() and not zipfile.is_zipfile(path):
+        raise CapabilityError(
+            f"ckpt_path {str(path)!r} is no whole checkpoint ({Path(path).stat().st_size:,} bytes): its end is missing, "
+            "as after a crash or on a full disk. Take an earlier one."
         )
 
 

@@ -5,10 +5,12 @@ import sys
 
 import lightning.pytorch  # noqa: F401  # its log handler keeps the stream it finds, which must outlive a test
 import pytest
+import torch
 import yaml
 
 from rlobjectives import __version__
 from rlobjectives.cli import main
+from rlobjectives.cli.training import check_checkpoint
 from rlobjectives.registry import ALGORITHMS
 
 CONFIG = {
@@ -90,6 +92,16 @@ def test_one_message_and_status_two(config, capsys, option, expected):
     assert expected in messages[0]
     assert "Traceback" not in captured.err + captured.out
     assert len(messages[0].strip().splitlines()) <= 3
+
+
+def test_a_torn_checkpoint_is_named(config, tmp_path, capsys):
+    whole, torn = tmp_path / "whole.ckpt", tmp_path / "torn.ckpt"
+    torch.save({"state_dict": {"weight": torch.zeros(1000)}}, whole)
+    torn.write_bytes(whole.read_bytes()[:3000])
+    assert main(["fit", "--config", config, f"--ckpt_path={torn}"]) == 2
+    assert "torn.ckpt' is no whole checkpoint (3,000 bytes)" in capsys.readouterr().err
+    check_checkpoint(whole)
+    check_checkpoint(tmp_path)
 
 
 def test_a_second_normalisation_is_refused(config, capsys):

@@ -1,0 +1,52 @@
+"""On two ranks: what only one of them can see stops both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+
+from rlobjectives import RLObjectivesError
+from rlobjectives.integrations.lightning import PromptDataModule
+from rlobjectives.integrations.lightning.callbacks import SaveCompletions
+from tests.integrations.lightning.runs import make_strategy
+from tests.integrations.lightning.small_model import ROWS, policy
+
+
+def refused(folder: str, unwritable: str) -> dict[str, str]:
+    """The error of a folder that rank 0 cannot write to, and of logits that are no numbers on rank 1."""
+    torch.set_num_threads(1)
+    return {
+        "folder": _error(folder, [SaveCompletions(unwritable)], spoil=False),
+        "logits": _error(folder, [], spoil=True),
+    }
+
+
+def _error(folder: str, callbacks: list[Any], *, spoil: bool) -> str:
+    module = policy(folder, max_new_tokens=12)
+    complete = module.complete
+
+    def spoiled(*inputs: Any, **options: Any) -> Any:
+        if module.global_rank == 1:
+            module.model.lm_head.weight.data.fill_(torch.nan)
+        return complete(*inputs, **options)
+
+    if spoil:
+        module.complete = spoiled
+    trainer = Trainer(
+        strategy=make_strategy("ddp"),
+        accelerator="cpu",
+        devices=2,
+        max_steps=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=callbacks,
+    )
+    try:
+        trainer.fit(module, PromptDataModule(ROWS, prompts_per_step=2, num_generations=4, seed=0))
+    except RLObjectivesError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"

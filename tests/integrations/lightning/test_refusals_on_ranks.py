@@ -1,0 +1,21 @@
+"""What goes wrong on one of two ranks ends the run on both, at the same point, with the reason on its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integrations.lightning.refusal_runs import refused
+from tests.integrations.lightning.small_model import save_small_model
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def test_both_ranks_stop(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    folder = save_small_model(tmp_path / "model")
+    first, second = run_ranks(refused, 2, folder, str(tmp_path / "file" / "deeper"), timeout=150, fresh=True)
+    assert "SaveCompletions cannot write to" in first["folder"]
+    assert second["folder"].startswith("RankError")
+    assert first["logits"].startswith("RankError")
+    assert second["logits"].startswith("NonFiniteError: 4 of 4 sequences have no next token to draw")
