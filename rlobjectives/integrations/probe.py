@@ -120,9 +120,9 @@ def reads_column(
 
 
 def _made_up_names(estimator: Estimator) -> tuple[str, ...]:
-    """As many rewards as the estimator, or the first of those that it combines, has weights."""
+    """As many rewards as the estimator, or the first of those that it combines, has weights; else two, which all take."""
     parts = getattr(estimator, "estimators", (estimator,))
-    weights = next((found for part in parts if (found := getattr(part, "weights", None))), (1.0,))
+    weights = next((found for part in parts if (found := getattr(part, "weights", None))), (1.0, 1.0))
     return tuple(weights if isinstance(weights, dict) else (f"reward_{turn}" for turn in range(len(weights))))
 
 

@@ -32,6 +32,10 @@ REFUSED = {
 OPTIONS = {"dr_grpo": {"reduction": {"max_tokens": 6}}, "pass_at_k": {"estimator": {"k": 2}}}
 
 
+def brief(prompts, completions, **columns):
+    return [1.0 / (1 + len(text)) for text in completions]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return save_small_model(tmp_path_factory.mktemp("model"))
@@ -41,7 +45,8 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_a_named_objective_trains_or_is_refused(folder, tmp_path, name):
     objective = Objective.named(name, **OPTIONS.get(name, {}))
-    module = policy(folder, objective=objective, rewards=[long_answer], max_new_tokens=3, micro_batch_size=4)
+    rewards = [long_answer, brief]
+    module = policy(folder, objective=objective, rewards=rewards, max_new_tokens=3, micro_batch_size=4)
     data = PromptDataModule(ROWS[:4], prompts_per_step=2, num_generations=4, seed=1)
     if name in REFUSED:
         with pytest.raises(CapabilityError, match=REFUSED[name]):
