@@ -5,7 +5,7 @@ python tools/trl_versions.py --envs ~/trl_envs 1.0.0+transformers==4.57.6 1.7.1 
 An entry is a version of TRL, with further requirements behind plus signs, or the folder of an environment that is
 there (`make setup` makes .venv). An environment that exists is used as it is; delete its folder to make it anew.
 torch is installed first, by the exact version of constraints.txt, so that nothing pulls another build. Tests that
-need deepspeed are skipped where it is missing.
+need deepspeed are skipped where it is missing. The page keeps the lines of the versions that are not run.
 """
 
 # it runs pip, python and pytest
@@ -88,9 +88,17 @@ def outcome(folder: Path, arguments: list[str]) -> dict[str, str]:
     return {**versions, **counts}
 
 
+def known(page: str) -> dict[str, dict[str, str]]:
+    """The lines of a page, by version of TRL."""
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    rows = [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
+    return {row["trl"]: row for row in rows}
+
+
 def table(rows: list[dict[str, str]]) -> str:
     """The page."""
     columns = (*PACKAGES, "passed", "failed", "skipped")
+    rows = sorted(rows, key=lambda row: [int(part) for part in re.findall(r"\d+", row["trl"])])
     lines = [
         "# TRL versions",
         "",
@@ -115,21 +123,22 @@ def main() -> None:
     parser.add_argument("--pytest", default="", help="further arguments of pytest, in one string")
     parser.add_argument("--no-page", action="store_true", help="print the table only")
     options = parser.parse_args()
-    rows = []
+    rows = known(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else {}
+    failed = False
     for entry in options.versions:
         version, *more = entry.split("+")
         folder = Path(entry).absolute()
         if not (folder / "bin" / "python").exists():
             folder = options.envs.absolute() / f"trl-{entry.replace('=', '').replace('+', '-')}"
             environment(folder, [f"trl=={version}", *more])
-        rows.append(outcome(folder, options.pytest.split()))
-        print(rows[-1], flush=True)
-    page = table(rows)
-    print(page)
-    if not options.no_page:
-        PAGE.write_text(page, encoding="utf-8")
-    if any(row.get("failed") or row.get("error") or "passed" not in row for row in rows):
-        sys.exit(1)
+        row = outcome(folder, options.pytest.split())
+        failed = failed or bool(set(row) & {"failed", "error"}) or "passed" not in row
+        rows[row["trl"]] = row
+        page = table(list(rows.values()))
+        print(page, flush=True)
+        if not options.no_page:
+            PAGE.write_text(page, encoding="utf-8")
+    sys.exit(failed)
 
 
 if __name__ == "__main__":
