@@ -15,7 +15,7 @@ from tests.ranks import run_ranks
 
 GROUPS = (("ddp", "fsdp2"), ("zero3",))
 STRATEGIES = ("single", "ddp", "fsdp2", "zero3")
-pytestmark = pytest.mark.timeout(290)
+pytestmark = pytest.mark.timeout(390)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def found(folder, root):
     def group(strategies):
         if strategies == ("single",):
             return all_cases(strategies, folder, root)
-        return run_ranks(all_cases, 2, strategies, folder, root, timeout=280, fresh=True)[0]
+        return run_ranks(all_cases, 2, strategies, folder, root, timeout=380, fresh=True)[0]
 
     groups = (("single",), *GROUPS)
     return lambda strategy: group(next(one for one in groups if strategy in one))[strategy]

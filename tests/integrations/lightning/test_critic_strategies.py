@@ -14,7 +14,7 @@ from tests.ranks import run_ranks
 GROUPS = (("ddp", "fsdp2"), ("zero2", "zero3"))
 STRATEGIES = tuple(itertools.chain(*GROUPS))
 STATEFUL = ("single", "ddp", "fsdp2", "zero3")
-pytestmark = pytest.mark.timeout(290)
+pytestmark = pytest.mark.timeout(390)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def found(tmp_path_factory):
     def group(strategies):
         if strategies == ("single",):
             return all_cases(strategies, folder)
-        return run_ranks(all_cases, 2, strategies, folder, timeout=280, fresh=True)[0]
+        return run_ranks(all_cases, 2, strategies, folder, timeout=380, fresh=True)[0]
 
     groups = (("single",), *GROUPS)
     return lambda strategy: group(next(one for one in groups if strategy in one))[strategy]
