@@ -40,7 +40,7 @@ class Slot:
             from lightning.pytorch import LightningDataModule, LightningModule
 
             roots: dict[str, type] = {"model": LightningModule, "data": LightningDataModule}
-            found = (roots[first],) if first in roots else ()
+            found: tuple[type, ...] = (roots[first],) if first in roots else ()
         else:
             found = tuple(one for kind in self.kinds for one in _classes(_hint(kind, first)))
         slot = Slot(found, root=False)
@@ -130,6 +130,7 @@ def _names(bases: Iterable[type]) -> list[str]:
 
 
 def _descendants(base: type) -> Iterator[type]:
+    kind: type
     for kind in base.__subclasses__():
         yield kind
         yield from _descendants(kind)

@@ -196,10 +196,11 @@ class GAE(Normalized):
         if self.reward_scope == "segment":
             return sequence_rewards(rollouts, self.weights, "GAE", self.on_lost_reward)
         rewards = session_rewards(rollouts, self.weights, "GAE")
-        assert rollouts.sessions is not None and rollouts.scored is not None
+        sessions = rollouts.sessions
+        assert sessions is not None and rollouts.scored is not None
 
         def by_session(column: Tensor) -> Tensor:
-            return rewards.new_zeros(rewards.shape).index_add_(0, rollouts.sessions.index, column.double())
+            return rewards.new_zeros(rewards.shape).index_add_(0, sessions.index, column.double())
 
         # A session has its reward where any of its sequences has one.
         if self.on_lost_reward == "error" and rollouts.uncredited:
@@ -207,7 +208,7 @@ class GAE(Normalized):
         if rollouts.unscored:
             counts = by_session(rollouts.tokens("GAE").local_counts())
             refuse_unscored(by_session(rollouts.scored.any(1)) > 0, counts, "GAE")
-        return rewards[rollouts.sessions.index]
+        return rewards[sessions.index]
 
     def _session_final(self, rollouts: Rollouts, whole: Trajectories) -> Tensor:
         # A session goes on after its last sequence only if that one was cut off.

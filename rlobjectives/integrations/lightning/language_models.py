@@ -97,13 +97,13 @@ def _loaded(kind: Any, name_or_path: str, options: Mapping[str, Any]) -> Any:
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
+    found: torch.dtype | None = getattr(torch, name, None)
     if found is torch.float16:
         raise CapabilityError(
             "dtype is 'float16', whose range is too small for weights that are trained: without loss scaling, "
             "which is not done here, they become NaN. Use 'bfloat16' or 'float32'."
         )
-    if found not in _TRAINABLE:
+    if found is None or found not in _TRAINABLE:
         raise CapabilityError(
             f"dtype is {name!r}; expected a torch dtype that weights can be trained in: "
             f"{', '.join(repr(str(one).removeprefix('torch.')) for one in _TRAINABLE)}."
