@@ -35,6 +35,7 @@ TOOLS = (
     "wheel",
     "ninja",
 )
+PATIENCE = ("-o", "timeout=1500", "-o", "faulthandler_timeout=1600")  # a busy machine is no failure
 ASK = (
     "import importlib.metadata as m, json, sys; found = {d.name: d.version for d in m.distributions()}; "
     "print(json.dumps({n: found.get(n, '-') for n in sys.argv[1:]}))"
@@ -75,7 +76,7 @@ def outcome(folder: Path, arguments: list[str]) -> dict[str, str]:
     found = subprocess.run([str(python), "-c", ASK, *PACKAGES], check=True, capture_output=True, text=True)
     versions: dict[str, str] = json.loads(found.stdout)
     run = subprocess.run(
-        [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", TESTS, *arguments],
+        [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *PATIENCE, TESTS, *arguments],
         cwd=ROOT,
         env=variables,
         capture_output=True,

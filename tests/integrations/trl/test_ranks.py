@@ -71,12 +71,13 @@ def alone() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1400)  # the launch has its own, shorter limit
 @pytest.mark.parametrize("mode", ["ddp", "zero3"])
 def test_two_ranks_do_what_one_does(mode: str, alone: dict[str, Any], tmp_path: Path) -> None:
     if mode == "zero3" and importlib.util.find_spec("deepspeed") is None:
         pytest.skip("needs deepspeed")
-    ranks = launch(mode, tmp_path / "out", 280.0)
+    busy = min(6.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))  # others may want the cores, too
+    ranks = launch(mode, tmp_path / "out", 200.0 * busy)
     assert ranks[0].keys() == ranks[1].keys()
     gaps = {}
     for name, expected in alone.items():
