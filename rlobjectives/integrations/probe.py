@@ -7,6 +7,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from rlobjectives.distributed import LOCAL
 from rlobjectives.errors import CapabilityError, MissingColumnError
 from rlobjectives.estimators import Estimator, FunctionEstimator
 from rlobjectives.layouts import PaddedLayout
@@ -71,11 +72,11 @@ def missing_columns(
             estimate = estimator.estimate(rollouts)
         else:
             estimate = torch.zeros(layout.shape if estimator.token_level else layout.num_sequences).double()
-        builder = objective.window()
+        builder = objective.window(LOCAL)  # a matter of this rank alone
         prompts = layout.with_prompts(rollouts.group_ids)
         builder.add(estimate=estimate, layout=prompts)
         given: dict[str, Tensor] = {
-            name: -numbers if name == "entropy" else numbers for name in token_columns
+            name: -numbers if name == "entropy" else numbers.clone() for name in token_columns
         }
         tokens = TokenBatch(**{**given, "logprobs": numbers}, layout=prompts)
         builder.add_prepass(tokens)
