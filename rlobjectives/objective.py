@@ -158,7 +158,7 @@ class Objective:
 
         Example:
             >>> Objective.named("reinforce").description.split("; ")[1]
-            'policy_loss=Reinforce(importance_weight=None, weight_cap=None)'
+            "policy_loss=Reinforce(weight='none', weight_cap=None, base='old')"
         """
         return "; ".join(f"{name}={_described(part)}" for name, part in self.parts().items())
 

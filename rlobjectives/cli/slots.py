@@ -26,7 +26,7 @@ class Slot:
         root: Whether it is the configuration itself.
 
     Example:
-        >>> Slot((Objective,)).below("policy_loss").no_class("TokenMean")
+        >>> Slot((Objective,), root=False).below("policy_loss").no_class("TokenMean")
         'TokenMean is a LossReduction; expected a PolicyLoss'
     """
 
