@@ -23,7 +23,7 @@ help:
 
 setup: $(STAMPS)/packages $(STAMPS)/ops
 
-test: setup
+test: setup $(STAMPS)/peers
 	$(RUN)pytest $(PYTEST)
 
 demo: setup
@@ -69,6 +69,12 @@ $(STAMPS)/packages: $(STAMPS)/torch pyproject.toml constraints.txt
 	$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python $(ALL) || $(PIP) install $(ALL)
 	$(PIP) check
 	@touch $@
+
+# Other projects, whose loss functions the tests compare with ours. Without their dependencies (serving engines, GPU
+# kernels) and in a folder that only those tests look into. Where they cannot be had, these tests are skipped.
+$(STAMPS)/peers: $(STAMPS)/torch
+	@$(PIP) install --quiet --no-deps --upgrade --target $(VENV)/peers verl==0.9.1 liger-kernel==0.8.5 \
+	  && touch $@ || echo "verl and Liger could not be installed: the tests that compare with them will be skipped"
 
 $(STAMPS)/ops: $(STAMPS)/packages tools/prebuild.py
 	$(BIN)/python tools/prebuild.py

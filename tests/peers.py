@@ -1,6 +1,7 @@
 """The loss functions of other projects, imported for comparison where they are installed.
 
-verl imports a serving stack at the top of its modules. What is not installed is replaced, while it imports,
+`make test` puts verl and Liger into a folder of their own, which only this module looks into: other code would use
+Liger wherever it can be imported. verl imports a serving stack at the top of its modules. What is not installed is replaced, while it imports,
 by objects that nobody calls; its loss functions are its own.
 """
 
@@ -16,6 +17,7 @@ import types
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -58,6 +60,17 @@ def _shells() -> Iterator[_Shells]:
         _forget(shells.roots)
 
 
+@contextlib.contextmanager
+def _peers_on_path() -> Iterator[None]:
+    folder = str(Path(sys.prefix) / "peers")
+    sys.path.append(folder)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
 def _forget(roots: set[str]) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] in roots]:
         del sys.modules[name]
@@ -65,6 +78,11 @@ def _forget(roots: set[str]) -> None:
 
 @cache
 def _verl() -> types.ModuleType | str:
+    with _peers_on_path():
+        return _import_verl()
+
+
+def _import_verl() -> types.ModuleType | str:
     if importlib.util.find_spec("verl") is None:
         return "verl is not installed"
     with _shells() as shells:
@@ -100,7 +118,8 @@ def verl_losses() -> types.ModuleType:
 def verl_config(**options: Any) -> Any:
     """An actor configuration of verl."""
     verl_losses()
-    kind = importlib.import_module("verl.workers.config.actor").ActorConfig
+    with _peers_on_path():
+        kind = importlib.import_module("verl.workers.config.actor").ActorConfig
     return kind(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True, **options)
 
 
@@ -181,7 +200,8 @@ def trl_loss(columns: dict[str, Tensor], mask: Tensor, *, loss_type: str, **opti
 
 def liger_loss(columns: dict[str, Tensor], mask: Tensor, **options: Any) -> Tensor:
     """Liger's ``ppo_loss_fn`` on given log-probabilities; skips the test where Liger is not installed."""
-    module = pytest.importorskip("liger_kernel.chunked_loss.grpo_loss", exc_type=ImportError)
+    with _peers_on_path():
+        module = pytest.importorskip("liger_kernel.chunked_loss.grpo_loss", exc_type=ImportError)
     found = module.LigerFusedLinearGRPOFunction.ppo_loss_fn(
         per_token_logps=columns["logprobs"],
         attention_mask=mask.to(columns["logprobs"].dtype),

@@ -15,6 +15,7 @@ from pathlib import Path
 import rlobjectives
 from rlobjectives import CapabilityError, Component, Metric
 from rlobjectives.estimators.diagnostics import REWARD_METRICS
+from rlobjectives.integrations.snapshots import SNAPSHOT_METRICS
 from rlobjectives.objective import OBJECTIVE_METRICS
 
 PATH = Path(__file__).parent.parent / "docs" / "metrics.md"
@@ -40,6 +41,7 @@ def declared() -> Iterator[tuple[str, Mapping[str, Metric]]]:
     """Who reports which metrics."""
     yield "every objective", OBJECTIVE_METRICS
     yield "`reward_metrics`", REWARD_METRICS
+    yield "`PolicySnapshots`", SNAPSHOT_METRICS
     for name in sorted(rlobjectives.__all__):
         found = getattr(rlobjectives, name)
         if isinstance(found, type) and issubclass(found, Component) and dataclasses.is_dataclass(found):
