@@ -16,6 +16,7 @@ import rlobjectives
 from rlobjectives import CapabilityError, Component, Metric
 from rlobjectives.estimators.credit_metrics import CREDIT_METRICS
 from rlobjectives.estimators.diagnostics import REWARD_METRICS
+from rlobjectives.integrations.snapshots import SNAPSHOT_METRICS
 from rlobjectives.objective import OBJECTIVE_METRICS
 
 PATH = Path(__file__).parent.parent / "docs" / "metrics.md"
@@ -47,6 +48,7 @@ def declared() -> Iterator[tuple[str, Mapping[str, Metric]]]:
     """Who reports which metrics."""
     yield "every objective", OBJECTIVE_METRICS
     yield "`reward_metrics`", REWARD_METRICS
+    yield "`PolicySnapshots`", SNAPSHOT_METRICS
     for subject, reader in (
         ("group", "group"),
         ("value", "value"),

@@ -27,6 +27,7 @@ from rlobjectives import (
     EntropyMask,
     FixedBudget,
     GSPOToken,
+    KLCov,
     KLPenalty,
     LossReduction,
     Objective,
@@ -195,6 +196,45 @@ def test_verl_dro() -> None:
 
     data = columns()
     compare(ours(DRO(coef=0.5), TokenMean(), data), theirs(loss_of, data))
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.2])
+@pytest.mark.parametrize("seed", [0, 3])
+def test_verl_kl_cov(fraction: float, seed: int) -> None:
+    algorithms = verl_losses()
+    options = types.SimpleNamespace(kl_cov_ratio=fraction, ppo_kl_coef=0.7)
+    config = types.SimpleNamespace(policy_loss=options, global_batch_info={})
+
+    def loss_of(data: dict[str, Tensor]) -> Tensor:
+        loss: Tensor = algorithms.compute_policy_loss_kl_cov(
+            data["old_logprobs"],
+            data["logprobs"],
+            data["advantages"].unsqueeze(1).expand(MASK.shape),
+            MASK.double(),
+            config=config,
+        )[0]
+        return loss
+
+    data = columns(seed)
+    compare(ours(KLCov(fraction=fraction, coef=0.7), TokenMean(), data), theirs(loss_of, data))
+
+
+def test_verl_penalises_a_token_of_every_micro_batch_even_without_contrast() -> None:
+    """Where all advantages are equal no token has a covariance, and ours penalises none."""
+    algorithms = verl_losses()
+    options = types.SimpleNamespace(kl_cov_ratio=0.01, ppo_kl_coef=1e3)
+    config = types.SimpleNamespace(policy_loss=options, global_batch_info={})
+    data = columns()
+    data["advantages"] = torch.zeros_like(data["advantages"])
+    found = algorithms.compute_policy_loss_kl_cov(
+        data["old_logprobs"],
+        data["logprobs"],
+        data["advantages"].unsqueeze(1).expand(MASK.shape),
+        MASK.double(),
+        config=config,
+    )[0]
+    assert float(found) > 1.0
+    assert ours(KLCov(fraction=0.01, coef=1e3), TokenMean(), data)[0] == 0.0
 
 
 def test_verl_gpg_is_reinforce() -> None:
