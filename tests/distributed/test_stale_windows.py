@@ -16,6 +16,7 @@ from rlobjectives import (
     P3O,
     Communicator,
     ImportanceCorrection,
+    KLCov,
     KLPenalty,
     NonFiniteError,
     Objective,
@@ -34,6 +35,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "m2po_released": {"policy_loss": M2PO(budget=0.3, **BARE)},
     "m2po_waterfill": {"policy_loss": M2PO(budget=0.3, mode="clip_waterfill", **BARE)},
     "m2po_mask": {"policy_loss": M2PO(budget=0.3, mode="mask", denominator="kept")},
+    "kl_cov": {"policy_loss": KLCov(fraction=0.2)},
     "icepop_kept": {
         "correction": ImportanceCorrection(
             low=0.6, high=1.6, outside="mask", denominator="kept", normalize=True
@@ -51,6 +53,7 @@ COLLECTIVES = {
     "m2po_released": 3,
     "m2po_waterfill": 3,
     "m2po_mask": 4,
+    "kl_cov": 4,
     "icepop_kept": 2,
     "rejection": 1,
     "opsm_kept": 1,
