@@ -84,9 +84,9 @@ from rlobjectives.reductions import (
 )
 from rlobjectives.registry import ALGORITHMS, AlgorithmSpec
 from rlobjectives.rollouts import Groups, Rollouts, reward_matrix
-from rlobjectives.statistics import LogSum, Maximum, Mean, Moments, Stat, Sum
+from rlobjectives.statistics import LogSum, Maximum, Mean, Minimum, Moments, Stat, Sum
 from rlobjectives.tokens import TokenBatch
-from rlobjectives.window import ObjectiveOutput, Window, WindowBuilder
+from rlobjectives.window import ObjectiveOutput, Window, WindowBuilder, merge_reports
 
 __version__ = "0.1.0"
 
@@ -139,6 +139,7 @@ __all__ = [
     "Maximum",
     "Mean",
     "Metric",
+    "Minimum",
     "MissingColumnError",
     "Moments",
     "NonFiniteError",
@@ -184,6 +185,7 @@ __all__ = [
     "functional",
     "group_metrics",
     "length_metrics",
+    "merge_reports",
     "reward_matrix",
     "reward_metrics",
     "synchronize",

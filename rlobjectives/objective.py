@@ -14,6 +14,7 @@ from rlobjectives.component import Component, Metric
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators import Estimator, FunctionEstimator
+from rlobjectives.estimators.advantage_metrics import ADVANTAGE_METRICS
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses import (
     OPSM,
@@ -30,7 +31,7 @@ from rlobjectives.losses.base import TokenPart, TokenTerm
 from rlobjectives.losses.corrections import PolicyCorrection
 from rlobjectives.reductions import LossReduction, TokenMean
 from rlobjectives.registry import build
-from rlobjectives.statistics import Mean, Moments, Stat, Sum
+from rlobjectives.statistics import Mean, Stat, Sum
 from rlobjectives.window import Window, WindowBuilder
 
 __all__ = ["OBJECTIVE_METRICS", "Objective"]
@@ -40,7 +41,7 @@ OBJECTIVE_METRICS = {
     "loss/policy": Metric(Sum, "loss", "share of the policy loss"),
     "loss/entropy": Metric(Sum, "loss", "share of the entropy bonus (negative)"),
     "policy/entropy": Metric(Mean, "nats/token", "entropy of the policy"),
-    "advantage/": Metric(Moments, "advantage", "advantages over tokens, mean and std"),
+    **ADVANTAGE_METRICS,
 }
 
 

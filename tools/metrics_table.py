@@ -14,6 +14,7 @@ from pathlib import Path
 
 import rlobjectives
 from rlobjectives import CapabilityError, Component, Metric
+from rlobjectives.estimators.advantage_metrics import ADVANTAGE_METRICS
 from rlobjectives.estimators.credit_metrics import CREDIT_METRICS
 from rlobjectives.estimators.diagnostics import REWARD_METRICS
 from rlobjectives.integrations.snapshots import SNAPSHOT_METRICS
@@ -49,10 +50,10 @@ def declared() -> Iterator[tuple[str, Mapping[str, Metric]]]:
     yield "every objective", OBJECTIVE_METRICS
     yield "`reward_metrics`", REWARD_METRICS
     yield "`PolicySnapshots`", SNAPSHOT_METRICS
+    yield "`advantage_metrics`", ADVANTAGE_METRICS
     for subject, reader in (
         ("group", "group"),
         ("value", "value"),
-        ("advantage", "advantage"),
         ("response", "length"),
     ):
         own = {name: one for name, one in CREDIT_METRICS.items() if name.startswith(f"{subject}/")}

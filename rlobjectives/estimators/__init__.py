@@ -4,11 +4,11 @@ Each declares what it needs, estimates whole groups without communication, and f
 the window knows. To add one: subclass `Estimator`, give it an oracle and a line in the registry.
 """
 
+from rlobjectives.estimators.advantage_metrics import advantage_metrics
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.batch_baseline import BatchBaseline
 from rlobjectives.estimators.combined import Combined
 from rlobjectives.estimators.credit_metrics import (
-    advantage_metrics,
     group_metrics,
     length_metrics,
     value_metrics,

@@ -17,7 +17,7 @@ from rlobjectives.estimators.grpo import combined_reward
 from rlobjectives.estimators.whitening import whiten
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts
-from rlobjectives.statistics import Maximum, Moments, Stat
+from rlobjectives.statistics import Maximum, Minimum, Moments, Stat
 
 __all__ = ["BatchBaseline"]
 
@@ -57,7 +57,7 @@ class BatchBaseline(Estimator):
     window_statistics: ClassVar[Mapping[str, type[Stat]]] = {
         "rewards": Moments,
         "highest": Maximum,
-        "lowest": Maximum,
+        "lowest": Minimum,
     }
 
     weights: tuple[float, ...] | None = None
@@ -88,7 +88,7 @@ class BatchBaseline(Estimator):
         return {
             "rewards": Moments.of(rewards, counted),
             "highest": Maximum.of(rewards, counted),
-            "lowest": Maximum.of(-rewards, counted),
+            "lowest": Minimum.of(rewards, counted),
         }
 
     def finalize(self, estimate: Tensor, layout: TokenLayout, context: WindowContext) -> Tensor:
@@ -96,8 +96,8 @@ class BatchBaseline(Estimator):
         del layout
         moments, highest, lowest = (context[name] for name in ("rewards", "highest", "lowest"))
         assert isinstance(moments, Moments)
-        assert isinstance(highest, Maximum) and isinstance(lowest, Maximum)
+        assert isinstance(highest, Maximum) and isinstance(lowest, Minimum)
         advantage = estimate[:, 0] - moments.mean
         if self.scale == "batch":
             advantage = whiten(estimate[:, 0], moments, ddof=self.ddof, epsilon=self.epsilon)
-        return torch.where((estimate[:, 1] > 0) & (highest.value > -lowest.value), advantage, 0.0)
+        return torch.where((estimate[:, 1] > 0) & (highest.value > lowest.value), advantage, 0.0)

@@ -1,4 +1,4 @@
-"""What people watch about credit: baselines and dead groups, the critic's fit, advantages, lengths.
+"""What people watch about credit: baselines and dead groups, the critic's fit, lengths.
 
 All from raw rewards and raw returns, so that the numbers mean the same under every estimator.
 """
@@ -20,8 +20,6 @@ from rlobjectives.statistics import Maximum, Mean, Moments, Stat
 __all__ = [
     "CREDIT_METRICS",
     "ExplainedVariance",
-    "Minimum",
-    "advantage_metrics",
     "group_metrics",
     "length_metrics",
     "value_metrics",
@@ -70,27 +68,6 @@ class ExplainedVariance(Stat):
         return {name: self.value}
 
 
-class Minimum(Maximum):
-    """The smallest counted entry: a `Maximum` of the negatives, reported with its sign.
-
-    Example:
-        >>> Minimum.of(torch.tensor([3.0, -2.0])).report("lowest")
-        {'lowest': tensor(-2., dtype=torch.float64)}
-    """
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, values: Tensor, mask: Tensor | None = None) -> Minimum:
-        """Minimum of the counted entries."""
-        return cls(Maximum.of(-values.detach(), mask).row)
-
-    @property
-    def value(self) -> Tensor:
-        """The minimum; 0 when nothing was counted."""
-        return -self.row[1]
-
-
 CREDIT_METRICS = {
     "group/baseline_mean": Metric(Mean, "reward", "mean of the other answers' reward, over scored sequences"),
     "group/advantage_abs_mean": Metric(Mean, "reward", "distance of a reward to the others' mean"),
@@ -105,12 +82,6 @@ CREDIT_METRICS = {
     ),
     "value/prediction_": Metric(Moments, "reward", "critic values over tokens, mean and std"),
     "value/target_": Metric(Moments, "reward", "raw returns over tokens, mean and std"),
-    "advantage/highest": Metric(Maximum, "advantage", "largest advantage of a token"),
-    "advantage/lowest": Metric(Minimum, "advantage", "smallest advantage of a token"),
-    "advantage/abs_mean": Metric(Mean, "advantage", "size of advantages over tokens"),
-    "advantage/positive_fraction": Metric(Mean, "fraction", "tokens that are encouraged"),
-    "advantage/negative_fraction": Metric(Mean, "fraction", "tokens that are discouraged"),
-    "advantage/zero_fraction": Metric(Mean, "fraction", "tokens that are left alone"),
     "response/length_": Metric(Moments, "tokens", "action tokens of a response, mean and std"),
     "response/length_max": Metric(Maximum, "tokens", "longest response"),
     "response/correct_length_": Metric(Moments, "tokens", "length of correct responses, mean and std"),
@@ -197,34 +168,6 @@ def value_metrics(values: Tensor, returns: Tensor, layout: TokenLayout) -> dict[
         "value/explained_variance": ExplainedVariance.between(returns, values, layout.mask),
         "value/prediction_": Moments.of(values, layout.mask),
         "value/target_": Moments.of(returns, layout.mask),
-    }
-
-
-def advantage_metrics(advantages: Tensor, layout: TokenLayout) -> dict[str, Stat]:
-    """The distribution of final advantages over tokens; mean and std are the window's own metrics.
-
-    Args:
-        advantages: From `Window.advantages`, shaped like the mask.
-        layout: Where the tokens lie.
-
-    Returns:
-        The ``advantage/…`` statistics of `CREDIT_METRICS`.
-
-    Example:
-        >>> from rlobjectives import PaddedLayout
-        >>> layout = PaddedLayout(torch.tensor([[True, True, False]]))
-        >>> advantage_metrics(torch.tensor([[2.0, 0.0, 9.0]]), layout)["advantage/zero_fraction"].value
-        tensor(0.5000, dtype=torch.float64)
-    """
-    layout.check("advantages", advantages)
-    mask = layout.mask
-    return {
-        "advantage/highest": Maximum.of(advantages, mask),
-        "advantage/lowest": Minimum.of(advantages, mask),
-        "advantage/abs_mean": Mean.of(advantages.abs(), mask),
-        "advantage/positive_fraction": Mean.of((advantages > 0).double(), mask),
-        "advantage/negative_fraction": Mean.of((advantages < 0).double(), mask),
-        "advantage/zero_fraction": Mean.of((advantages == 0).double(), mask),
     }
 
 

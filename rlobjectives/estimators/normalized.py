@@ -14,7 +14,7 @@ from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.whitening import WHITEN_MODES, whiten
 from rlobjectives.layouts import TokenLayout
-from rlobjectives.statistics import Maximum, Moments, Stat
+from rlobjectives.statistics import Maximum, Minimum, Moments, Stat
 
 __all__ = ["Normalized"]
 
@@ -51,7 +51,7 @@ class Normalized(Estimator):
         """Moments and range of the advantages over tokens, when they are normalised."""
         if self.normalize == "none":
             return {}
-        return {"moments": Moments, "highest": Maximum, "lowest": Maximum}
+        return {"moments": Moments, "highest": Maximum, "lowest": Minimum}
 
     def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:
         """Moments and range of one micro-batch's advantages over its counted tokens."""
@@ -64,7 +64,7 @@ class Normalized(Estimator):
         return {
             "moments": Moments.of(raw, mask),
             "highest": Maximum.of(raw, mask),
-            "lowest": Maximum.of(-raw, mask),
+            "lowest": Minimum.of(raw, mask),
         }
 
     def finalize(self, estimate: Tensor, layout: TokenLayout, context: WindowContext) -> Tensor:
@@ -75,10 +75,10 @@ class Normalized(Estimator):
             return raw
         moments, highest, lowest = (context[name] for name in ("moments", "highest", "lowest"))
         assert isinstance(moments, Moments)
-        assert isinstance(highest, Maximum) and isinstance(lowest, Maximum)
+        assert isinstance(highest, Maximum) and isinstance(lowest, Minimum)
         white = whiten(raw, moments, ddof=self.ddof, epsilon=self.epsilon, mode=self.epsilon_mode)
         counted = True if self.token_level else self._counted(estimate)
-        return torch.where((highest.value > -lowest.value) & counted, white, 0.0)
+        return torch.where((highest.value > lowest.value) & counted, white, 0.0)
 
     def _raw(self, estimate: Tensor) -> Tensor:
         # Of the sequence-level ones, those that offer whitening carry [advantage, scored].

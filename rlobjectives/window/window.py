@@ -10,10 +10,11 @@ from torch import Tensor
 
 from rlobjectives.component import WindowContext
 from rlobjectives.distributed.communicator import Communicator
+from rlobjectives.estimators.advantage_metrics import advantage_metrics
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses.base import TokenLoss
 from rlobjectives.losses.weighted_sum import weighted_sum
-from rlobjectives.statistics import Mean, Moments, Stat, Sum
+from rlobjectives.statistics import Mean, Stat, Sum
 from rlobjectives.tokens import TokenBatch
 from rlobjectives.window.micro_batches import COUNTS, bad_entries, check_estimate, own_part, readable
 from rlobjectives.window.summary import ObjectiveOutput, summarize
@@ -164,7 +165,7 @@ class Window:
         if tokens.entropy is not None:
             metrics["policy/entropy"] = Mean.of(tokens.entropy, layout.mask)
         if tokens.advantages is not None:
-            metrics["advantage/"] = Moments.of(tokens.advantages, layout.mask)
+            metrics.update(advantage_metrics(tokens.advantages, layout))
         faults = {
             name: bad_entries(column, readable(objective, tokens, name))
             for name in objective.columns()

@@ -7,6 +7,7 @@ import torch
 
 from rlobjectives import (
     CapabilityError,
+    Minimum,
     PaddedLayout,
     Rollouts,
     ShapeError,
@@ -15,7 +16,8 @@ from rlobjectives import (
     length_metrics,
     value_metrics,
 )
-from rlobjectives.estimators.credit_metrics import CREDIT_METRICS, ExplainedVariance, Minimum
+from rlobjectives.estimators.advantage_metrics import ADVANTAGE_METRICS
+from rlobjectives.estimators.credit_metrics import CREDIT_METRICS, ExplainedVariance
 from tests.estimators.helpers import close, layout_of, rollouts_of
 
 
@@ -113,6 +115,8 @@ def test_advantage_metrics():
     layout = layout_of([[1, 1, 1], [1, 0, 0]])
     found = report(advantage_metrics(torch.tensor([[2.0, -1.0, 0.0], [-3.0, float("nan"), 9.0]]), layout))
     assert found == {
+        "advantage/mean": -0.5,
+        "advantage/std": pytest.approx((13.0 / 3.0) ** 0.5),
         "advantage/highest": 2.0,
         "advantage/lowest": -3.0,
         "advantage/abs_mean": 1.5,
@@ -158,5 +162,5 @@ def test_every_metric_is_declared_with_its_kind():
         **advantage_metrics(ones, layout),
     }
     assert {name: type(stat) for name, stat in found.items()} == {
-        name: metric.kind for name, metric in CREDIT_METRICS.items()
+        name: metric.kind for name, metric in {**CREDIT_METRICS, **ADVANTAGE_METRICS}.items()
     }

@@ -67,7 +67,7 @@ class Round:
         self._train(experience, estimate, seed)
         self.metrics.values["time/rollout_seconds"] = rolled_out - started
         self.metrics.values["time/update_seconds"] = time.perf_counter() - rolled_out
-        return self.metrics.values
+        return self.metrics.all()
 
     def _train(self, experience: Experience, estimate: Tensor, seed: int) -> None:
         plan = self._plan(experience, self.module.epochs_per_rollout, derive_seed(seed, "shuffle"))

@@ -13,9 +13,9 @@ from rlobjectives.distributed import GradientScale, replay
 from rlobjectives.distributed.synchronize import exchange
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.objective import Objective
-from rlobjectives.statistics import Maximum, Mean, Stat
+from rlobjectives.statistics import Mean, Stat
 from rlobjectives.tokens import TokenBatch
-from rlobjectives.window import ObjectiveOutput, Window
+from rlobjectives.window import ObjectiveOutput, Window, merge_reports
 
 if TYPE_CHECKING:
     from rlobjectives.integrations.lightning.engine import Engine
@@ -166,14 +166,15 @@ class Updates:
 
 
 class RoundMetrics:
-    """Metrics of a round: the mean over its updates, or the largest, for what is a maximum in each of them."""
+    """Metrics of a round: what is known of its rollout, and its updates' reports put together by what they counted."""
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
-        self._seen: dict[str, int] = {}
+        self._reports: list[Mapping[str, float]] = []
+        self._kinds: dict[str, type[Stat]] = {}
 
     def report(self, statistics: Mapping[str, Stat], *, update: bool = False) -> None:
-        """Take in statistics that are already merged over ranks."""
+        """Take in statistics that are already merged over ranks: of the rollout, or of one update."""
         found: dict[str, float] = {}
         for name, stat in statistics.items():
             if bool(stat.measured):
@@ -183,16 +184,14 @@ class RoundMetrics:
         else:
             self.values.update(found)
 
-    def add(self, numbers: Mapping[str, float], kinds: Mapping[str, type[Stat]]) -> None:
-        """Take in the numbers of one update."""
-        for name, number in numbers.items():
-            seen = self._seen.get(name, 0)
-            before = self.values.get(name, number)
-            if kinds.get(name) is Maximum:
-                self.values[name] = max(before, number)
-            else:
-                self.values[name] = before + (number - before) / (seen + 1)
-            self._seen[name] = seen + 1
+    def add(self, report: Mapping[str, float], kinds: Mapping[str, type[Stat]]) -> None:
+        """Take in the report of one update's window."""
+        self._reports.append(report)
+        self._kinds.update(kinds)
+
+    def all(self) -> dict[str, float]:
+        """Everything, by name."""
+        return {**self.values, **merge_reports(self._reports, self._kinds)}
 
 
 def _positions(plan: list[list[int]], experience: Experience) -> Iterator[tuple[list[int], Tensor]]:

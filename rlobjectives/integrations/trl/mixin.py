@@ -20,12 +20,12 @@ from rlobjectives.integrations.trl.columns import forward
 from rlobjectives.integrations.trl.facts import trainer_facts, violations
 from rlobjectives.integrations.trl.options import option_violations, stock_defaults
 from rlobjectives.integrations.trl.probe import missing_columns
-from rlobjectives.integrations.trl.reports import average
 from rlobjectives.integrations.trl.rollout import unique_names
 from rlobjectives.integrations.trl.sampling import SamplingMixin
 from rlobjectives.integrations.trl.settle import ObjectiveLike, as_objective, carry_over
 from rlobjectives.integrations.trl.skip import StepSkipper, forget_unscaled
 from rlobjectives.integrations.trl.step_window import StepWindow, largest_dropout, open_window
+from rlobjectives.window import merge_reports
 
 __all__ = ["ObjectiveMixin"]
 
@@ -235,7 +235,7 @@ class ObjectiveMixin(SamplingMixin):
         self._evaluation_rows = _rows(dataloader, self.num_generations_eval, self.args.dataloader_drop_last)
         output = super().evaluation_loop(dataloader, description, *args, **kwargs)
         self._evaluation_rows = None
-        found = average(self._reports.get("eval", []), self.objective.metric_kinds(), one_set=True)
+        found = merge_reports(self._reports.get("eval", []), self.objective.metric_kinds(), one_set=True)
         for name in output.metrics:
             if name.endswith("_loss") and "loss/total" in found:
                 output.metrics[name] = found["loss/total"]
@@ -248,7 +248,7 @@ class ObjectiveMixin(SamplingMixin):
         mode = "train" if self.model.training else "eval"
         kinds = {**self.objective.metric_kinds(), **self._kinds}
         reports = self._reports.pop(mode, [])
-        for name, value in average(reports, kinds, one_set=mode == "eval").items():
+        for name, value in merge_reports(reports, kinds, one_set=mode == "eval").items():
             self._metrics[mode][name] = [value]
         super().log(logs, start_time)
 

@@ -207,6 +207,8 @@ def test_a_short_run_logs_trains_and_leaves_the_reference_alone(folder, tmp_path
         assert name in metrics
     for name in ("group/zero_advantage_fraction", "group/no_signal_token_fraction", "response/length_max"):
         assert name in metrics
+    for name in ("abs_mean", "highest", "lowest", "zero_fraction", "positive_fraction", "negative_fraction"):
+        assert f"advantage/{name}" in metrics
     for name in ("val/accuracy", "val/has_digit", "val/long_answer", "val/sampled/accuracy"):
         assert name in metrics
     assert [step for step, _ in module.validation_history] == [0, 3]

@@ -262,6 +262,12 @@ def test_the_log_is_honest() -> None:
     assert history(trained, "reward/constant/constant_group_fraction") == [1.0]
     assert history(trained, "group/zero_advantage_fraction") == [0.5]
     assert history(trained, "response/length_max")
+    dead = history(trained, "advantage/zero_fraction")
+    assert 0.0 < dead[0] < 1.0
+    assert dead == pytest.approx(history(trained, "group/no_signal_token_fraction"))
+    signs = [history(trained, f"advantage/{sign}_fraction")[0] for sign in ("positive", "negative")]
+    assert sum(signs) + dead[0] == pytest.approx(1.0)
+    assert history(trained, "advantage/lowest")[0] < 0.0 < history(trained, "advantage/highest")[0]
     assert not history(trained, "group/dropped_fraction"), "sampling/… says what was dropped, where it is"
     assert history(trained, "loss")[0] == pytest.approx(history(trained, "loss/total")[0], abs=1e-4)
     unknown = {

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import textwrap
+from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 pytest.importorskip("trl")
 
 import torch
+from packaging.version import Version
 from torch import Tensor
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 from trl import GRPOConfig, GRPOTrainer, RLOOTrainer
@@ -77,7 +79,10 @@ def test_truncated_completions_leave_both_sums() -> None:
     cut = {"mask_truncated_completions": True, "max_steps": 2}
     theirs = run(GRPOTrainer, {**cut, "loss_type": "dapo"})
     ours = run(ObjectiveGRPOTrainer, cut, objective=TOKEN_MEAN)
-    assert gap(theirs, ours) <= 1e-6
+    if Version(metadata.version("trl")) < Version("1.9"):
+        assert gap(theirs, ours) > 1e-3, "stock still divides by the tokens it has left out"
+    else:
+        assert gap(theirs, ours) <= 1e-6
     without = run(ObjectiveGRPOTrainer, {"max_steps": 2}, objective=TOKEN_MEAN)
     assert gap(ours, without) > 1e-3
     tokens = [one.state.log_history[0]["window/tokens"] for one in (ours, without)]
@@ -178,13 +183,14 @@ def test_the_load_balancing_loss_of_experts_is_added() -> None:
 
 def test_low_precision_forwards_follow_stock() -> None:
     """Losses are float32 whatever autocast does, so only the rounding of the forward is left."""
+    full = run(ObjectiveGRPOTrainer, {"max_steps": 2, "learning_rate": 0.1}, objective=TOKEN_MEAN)
     options = {"bf16": True, "max_steps": 2, "learning_rate": 0.1}
     theirs = run(GRPOTrainer, {**options, "loss_type": "dapo"})
     ours = run(ObjectiveGRPOTrainer, options, objective=TOKEN_MEAN)
     assert moved(ours) > 1e-3
     assert gap(theirs, ours) <= 0.02 * moved(ours)
     assert all(torch.isfinite(torch.tensor(entry["loss"])) for entry in ours.state.log_history[:2])
-    assert gap(ours, run(ObjectiveGRPOTrainer, {**options, "bf16": False}, objective=TOKEN_MEAN)) > 0.0
+    assert gap(ours, full) > 0.0
 
 
 def test_checkpointed_layers_follow_stock() -> None:

@@ -9,9 +9,8 @@ pytest.importorskip("trl")
 import torch
 from torch import nn
 
-from rlobjectives import FixedBudget, Maximum, Mean, PromptMean, SequenceMean, ShapeError, Sum, TokenMean
+from rlobjectives import FixedBudget, PromptMean, SequenceMean, ShapeError, TokenMean
 from rlobjectives.integrations.trl.columns import KEPT, token_layout
-from rlobjectives.integrations.trl.reports import average
 from rlobjectives.integrations.trl.rollout import global_rollouts, merge_rounds
 from rlobjectives.integrations.trl.skip import StepSkipper, forget_unscaled
 from rlobjectives.integrations.trl.step_window import largest_dropout, reads_prompts
@@ -98,19 +97,6 @@ def test_batches_that_are_not_whole_groups_are_refused() -> None:
         global_rollouts(torch.zeros(3, 1), ["a"], 2, layout, alone)
     rollouts = global_rollouts(torch.tensor([[1.0], [torch.nan], [0.0]]), ["a"], 3, layout, alone)
     assert rollouts.scored.tolist() == [[True], [False], [True]]
-
-
-def test_reports_are_weighted_by_what_they_counted() -> None:
-    kinds = {"policy/entropy": Mean, "loss/total": Sum, "policy/ratio_max": Maximum}
-    one = {"policy/entropy": 1.0, "loss/total": 2.0, "policy/ratio_max": 3.0, "window/tokens": 10.0}
-    two = {"policy/entropy": 4.0, "loss/total": 4.0, "policy/ratio_max": 1.0, "window/tokens": 30.0}
-    empty = {"window/tokens": 0.0, "window/skipped": 1.0}
-    found = average([one, two, empty], kinds)
-    assert found["policy/entropy"] == pytest.approx(3.25)
-    assert found["loss/total"] == 3.0
-    assert found["policy/ratio_max"] == 3.0
-    assert found["window/tokens"] == pytest.approx(40 / 3)
-    assert average([], kinds) == {}
 
 
 def test_reductions_that_read_prompts_are_found() -> None:
