@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, insort
+from heapq import heappop, heappush
 
 import torch
 from torch import Tensor
@@ -61,57 +61,74 @@ def fill_bins(lengths: Tensor, capacity: int) -> Tensor:
         [0, 0, 2, 1]
     """
     lengths = check_lengths(lengths, capacity)
-    falling, order = (-lengths).sort(stable=True)  # rising: several times faster than a falling sort
+    narrow = torch.int32 if capacity < 2**31 else torch.int64
+    falling, order = (
+        (-lengths).to(narrow).sort(stable=True)
+    )  # rising: several times faster than a falling sort
     sizes, counts = torch.unique_consecutive(-falling, return_counts=True)
     bins = torch.empty_like(lengths)
-    bins[order] = _expand(_runs(sizes.tolist(), counts.tolist(), capacity))
+    bins[order] = _expand(*_runs(sizes.tolist(), counts.tolist(), capacity))
     return bins
 
 
-def _runs(sizes: list[int], counts: list[int], capacity: int) -> list[int]:
-    """What goes where, as ``first bin, number of bins, sequences in each`` again and again, longest first."""
-    room: dict[
-        int, list[int]
-    ] = {}  # free tokens → the bins with just that room, as `first, end` again and again
-    rooms: list[int] = []  # its keys, rising
-    runs: list[int] = []
-    opened = 0
+def _runs(sizes: list[int], counts: list[int], capacity: int) -> tuple[array[int], array[int], array[int]]:
+    """What goes where, longest first: first bin, number of bins, and sequences in each, run by run."""
+    firsts, widths, depths = array("q"), array("q"), array("q")
+    # Ranges of neighbouring bins with the same room lie on stacks, one for each room, chained through `below`.
+    # Arrays: thousands of small lists would keep the garbage collector busy.
+    start, stop, below = array("q"), array("q"), array("q")
+    top: dict[int, int] = {}  # room → the uppermost range with just that room
+    # Its keys: those the present size fits, the smallest in front, and (negated) the others, the largest in front.
+    fitting: list[int] = []
+    tight: list[int] = []
+    opened, smallest = 0, sizes[-1] if sizes else 0
     for size, left in zip(sizes, counts, strict=True):
+        while tight and -tight[0] >= size:
+            heappush(fitting, -heappop(tight))
         while left:
             # The fullest bin with room is also the fullest after it took one, so it takes all it can.
-            spot = bisect_left(rooms, size)
-            free = rooms[spot] if spot < len(rooms) else capacity
-            each = free // size if size else left
-            bins = left // each
-            if not bins:
-                bins, each = 1, left
-            if spot < len(rooms):
-                ranges = room[free]
-                end, first = ranges.pop(), ranges.pop()
-                bins = min(bins, end - first)
-                if first + bins < end:
-                    ranges += (first + bins, end)
-                elif not ranges:
-                    del room[free], rooms[spot]
+            room = fitting[0] if fitting else capacity
+            each, bins = 1, left
+            if left > 1 and room >= size + size:
+                each = room // size if size else left
+                bins = left // each
+                if not bins:
+                    each, bins = left, 1
+            if fitting:
+                used = top[room]
+                first, last = start[used], stop[used]
+                if first + bins < last:
+                    start[used] = first + bins
+                else:
+                    bins = last - first
+                    if below[used] >= 0:
+                        top[room] = below[used]
+                    else:
+                        del top[heappop(fitting)]
             else:
                 first, opened = opened, opened + bins
-            runs += (first, bins, each)
+            firsts.append(first)
+            widths.append(bins)
+            depths.append(each)
             left -= bins * each
-            free -= each * size
-            if free in room:
-                room[free] += (first, first + bins)
-            else:
-                room[free] = [first, first + bins]
-                insort(rooms, free)
-    return runs
+            room -= each * size
+            if room >= smallest:  # else nothing fits any more
+                under = top.get(room, -1)
+                if under < 0 and room >= size:
+                    heappush(fitting, room)
+                elif under < 0:
+                    heappush(tight, -room)
+                top[room] = len(start)
+                start.append(first)
+                stop.append(first + bins)
+                below.append(under)
+    return firsts, widths, depths
 
 
-def _expand(runs: list[int]) -> Tensor:
-    if not runs:
+def _expand(firsts: array[int], widths: array[int], depths: array[int]) -> Tensor:
+    if not firsts:
         return torch.zeros(0, dtype=torch.int64)
-    # By way of an array: torch.tensor of a long list takes several times as long.
-    first, bins, each = torch.frombuffer(array("q", runs), dtype=torch.int64).view(-1, 3).unbind(1)
-    ends = (bins * each).cumsum(0)
-    run = torch.repeat_interleave(bins * each)
-    within = torch.arange(run.numel()) - (ends - bins * each)[run]
-    return first[run] + within // each[run].clamp_min(1)
+    first, bins, each = (torch.frombuffer(column, dtype=torch.int64) for column in (firsts, widths, depths))
+    filled = (first - bins.cumsum(0) + bins).repeat_interleave(bins)
+    filled += torch.arange(filled.numel())
+    return filled.repeat_interleave(each.repeat_interleave(bins))
