@@ -1,6 +1,6 @@
 """Group statistics in float64: any ids, any sizes, interleaved, with missing cells.
 
-Two passes (mean, then squared deviations), and "no spread" is decided on ``min == max``, never on
+Two passes (mean, then squared deviations), and "no spread" is decided by comparing the values, never on
 a standard deviation that rounding left near zero.
 """
 
@@ -24,11 +24,18 @@ def group_sum(values: Tensor, groups: Groups) -> Tensor:
     Returns:
         ``[g, r]``, in the order of ``groups.ids``.
     """
-    # One dimension at a time: index_add over rows of a matrix is several times slower at 1e6 rows.
-    columns = [
-        values.new_zeros(groups.count).index_add_(0, groups.index, column) for column in values.unbind(1)
-    ]
-    return torch.stack(columns, dim=1) if columns else values.new_zeros(groups.count, 0)
+    # One dimension at a time: adding rows of a matrix is several times slower at 1e6 rows.
+    return _beside(
+        [values.new_zeros(groups.count).scatter_add_(0, groups.index, column) for column in values.unbind(1)],
+        values.new_zeros(groups.count, 0),
+    )
+
+
+def _beside(columns: list[Tensor], none: Tensor) -> Tensor:
+    """Columns as a matrix, of a single one without a copy; ``none`` where there are none."""
+    if len(columns) == 1:
+        return columns[0].unsqueeze(1)
+    return torch.stack(columns, dim=1) if columns else none
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,7 @@ class GroupMoments:
 
 def _at(per_group: Tensor, index: Tensor) -> Tensor:
     columns = [column.index_select(0, index) for column in per_group.unbind(1)]
-    return torch.stack(columns, dim=1) if columns else per_group.new_zeros(index.numel(), 0)
+    return _beside(columns, per_group.new_zeros(index.numel(), 0))
 
 
 def group_moments(values: Tensor, scored: Tensor, groups: Groups) -> GroupMoments:
@@ -95,9 +102,10 @@ def group_moments(values: Tensor, scored: Tensor, groups: Groups) -> GroupMoment
     """
     counts = group_sum(scored.to(values.dtype), groups)
     means = group_sum(torch.where(scored, values, 0.0), groups) / counts.clamp_min(1.0)
-    low, high = _extremes(values, scored, groups)
-    constants = (low >= high) & ~torch.isinf(low + high)  # infinities are no constant: they stay visible
-    means = torch.where(constants & (counts > 0), low, means)
+    member = _member(values, scored, groups)
+    unequal = group_sum((scored & (values != _at(member, groups.index))).to(values.dtype), groups)
+    constants = (unequal == 0) & ~torch.isinf(member)  # infinities are no constant: they stay visible
+    means = torch.where(constants & (counts > 0), member, means)
     deviation = torch.where(scored, values - _at(means, groups.index), 0.0)
     m2s = group_sum(deviation.square(), groups)
     return GroupMoments(counts, means, m2s, constants, deviation, groups.index)
@@ -135,6 +143,16 @@ def others_constant(values: Tensor, scored: Tensor, groups: Groups) -> Tensor:
     return (low >= high) | alone
 
 
+def _member(values: Tensor, scored: Tensor, groups: Groups) -> Tensor:
+    """Some scored value of each group, ``[g, r]``: where all are equal, that of all. 0 where none is scored."""
+    spare = values.new_zeros(groups.count + 1)  # unscored cells go to a place of their own at the end
+    columns = [
+        spare.scatter(0, torch.where(known, groups.index, groups.count), column)[:-1]
+        for column, known in zip(values.unbind(1), scored.unbind(1), strict=True)
+    ]
+    return _beside(columns, values.new_zeros(groups.count, 0))
+
+
 def _extremes(values: Tensor, scored: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     """Lowest and highest scored value of each group, ``[g, r]``; +∞ and −∞ where none is."""
     edges = []
@@ -143,7 +161,7 @@ def _extremes(values: Tensor, scored: Tensor, groups: Groups) -> tuple[Tensor, T
             column.new_full((groups.count,), worst).scatter_reduce_(0, groups.index, column, how)
             for column in torch.where(scored, values, worst).unbind(1)
         ]
-        edges.append(torch.stack(columns, dim=1) if columns else values.new_zeros(groups.count, 0))
+        edges.append(_beside(columns, values.new_zeros(groups.count, 0)))
     return edges[0], edges[1]
 
 
