@@ -72,6 +72,11 @@ def test_pieces_of_one_set_weigh_by_sequences() -> None:
     assert merge_reports(pieces, KINDS)["loss/total"] == 3.0
 
 
+def test_without_a_count_everywhere_all_weigh_the_same() -> None:
+    both = [{"policy/entropy": 1.0, "window/tokens": 9.0}, {"policy/entropy": 3.0}]
+    assert merge_reports(both, KINDS)["policy/entropy"] == 2.0
+
+
 def test_windows_that_counted_nothing_weigh_the_same() -> None:
     assert merge_reports([{**EMPTY, "policy/entropy": 1.0}, {**EMPTY, "policy/entropy": 3.0}], KINDS)[
         "policy/entropy"

@@ -124,9 +124,9 @@ class VTrace(Normalized):
         MissingColumnError: Without values, old or behaviour log-probabilities.
 
     Source:
-        IMPALA, arXiv:1802.01561, Eq. 1 and remark 2 (λ). rlax keeps λ in the trace and in the bootstrap of
-        the advantage too, and skips non-learnable steps without discounting, as here; torchrl does not
-        mask.
+        IMPALA, arXiv:1802.01561, Eq. 1 and remark 2 (λ); the advantage's bootstrap is the whole target, as in
+        its section 4.2 (rlax mixes λ into it too). rlax skips non-learnable steps without discounting, as here;
+        torchrl does not mask.
 
     Example:
         >>> from rlobjectives import PaddedLayout

@@ -131,7 +131,12 @@ def _rollouts(reward_names: tuple[str, ...], num_generations: int, columns: Coll
     count = 2 * num_generations
     layout = PaddedLayout(torch.ones(count, _WIDTH, dtype=torch.bool))
     rewards = torch.linspace(0.1, 1.0, count * len(reward_names)).reshape(count, -1)
-    special = {"greedy_rewards": rewards, "session_ids": torch.arange(count)}
+    special = {
+        "greedy_rewards": rewards,
+        "session_ids": torch.arange(count),
+        "truncated": torch.ones(count, dtype=torch.bool),
+        "bootstrap_values": rewards[:, 0],
+    }
     return Rollouts(
         rewards=rewards,
         group_ids=torch.arange(count) // num_generations,

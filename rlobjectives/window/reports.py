@@ -45,8 +45,8 @@ def merge_reports(
         unit = "window/sequences" if per_sequence or (kind is Sum and one_set) else "window/tokens"
         if name.startswith(_PER_WINDOW) or (kind is Sum and not one_set):
             unit = ""
-        weights = [report.get(unit, 1.0) for report in found]
-        if not sum(weights):
+        weights = [report.get(unit, 0.0) for report in found]
+        if not all(unit in report for report in found) or not sum(weights):
             weights = [1.0] * len(found)
         pairs = zip(values, weights, strict=True)
         merged[name] = sum(value * weight for value, weight in pairs) / sum(weights)

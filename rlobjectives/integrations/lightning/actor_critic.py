@@ -95,6 +95,11 @@ class CausalLMActorCritic(CriticMixin, CausalLMPolicy):
         """The value head's weights."""
         return self.value_head.parameters()
 
+    @property
+    def marks_truncated(self) -> bool:
+        """Whether rollouts say which completions were cut off: those without an end token."""
+        return self.bootstrap_truncated
+
     def score_values(self, micro_batch: Experience) -> Tensor:
         """Values of a micro-batch; the policy's layers, if shared, get no gradient."""
         if self.critic is None:

@@ -48,10 +48,16 @@ class CriticMixin(ObjectiveMixin):
             is wasted on a policy whose advantages come from a critic that knows nothing yet.
         critic_epochs: Passes over each rollout that train the critic alone, after the ordinary ones. They are
             optimizer steps like any other: ``max_steps`` and learning-rate schedules count them.
+        bootstrap_truncated: Whether a sequence that was cut off goes on in the estimate with the critic's value of
+            the state after its last token, as a game would that was interrupted; or ends there, with the reward it
+            got for what it has said, as is usual for answers to a prompt (the default). Rollouts must then say which
+            are ``truncated`` (`CausalLMActorCritic` does).
         **kwargs: Those of `ObjectiveMixin` and of the next class.
 
     Raises:
         CapabilityError: If an option is out of range.
+        MissingColumnError: In training, if truncated sequences are to be bootstrapped and a rollout does not say which
+            they are.
 
     Example:
         >>> import torch
@@ -84,13 +90,21 @@ class CriticMixin(ObjectiveMixin):
 
     round_type: ClassVar[type[CriticRound]] = CriticRound
 
-    def __init__(self, *, critic_warmup_steps: int = 0, critic_epochs: int = 0, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        critic_warmup_steps: int = 0,
+        critic_epochs: int = 0,
+        bootstrap_truncated: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         for name, count in (("critic_warmup_steps", critic_warmup_steps), ("critic_epochs", critic_epochs)):
             if count != 0:
                 check_positive_int(f"{name} (0 for none)", count)
         self.critic_warmup_steps = critic_warmup_steps
         self.critic_epochs = critic_epochs
+        self.bootstrap_truncated = bootstrap_truncated
         self._resting: RestingGroups | None = None
         self._watch: MovementWatch | None = None
 
@@ -131,8 +145,9 @@ class CriticMixin(ObjectiveMixin):
         return dataclasses.replace(super().trainer_facts(datamodule), has_critic=True)
 
     def rollout_columns(self) -> frozenset[str]:
-        """Optional columns of `Rollouts` that estimates may read: values too."""
-        return super().rollout_columns() | {"values"}
+        """Optional columns of `Rollouts` that estimates may read: values too, and what follows a cut."""
+        beyond = {"truncated", "bootstrap_values"} if self.bootstrap_truncated else set()
+        return super().rollout_columns() | {"values", *beyond}
 
     def token_columns(self) -> frozenset[str]:
         """Columns that losses may read: those of the critic too."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlobjectives.component import WindowContext
 from rlobjectives.estimators.credit_metrics import value_metrics
+from rlobjectives.integrations.lightning.bootstrap import bootstrap_values, with_next_place
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.randomness import derive_seed
 from rlobjectives.integrations.lightning.rollout_round import Round
@@ -87,15 +88,35 @@ class CriticRound(Round):
         return True
 
     def _completed(self, experience: Experience, count: int) -> Experience:
-        if experience.values is None:
-            experience = experience.replace(values=experience.need_rollouts().values)
-        if experience.values is not None:
+        rollouts = experience.need_rollouts()
+        bootstraps = self.module.bootstrap_truncated and rollouts.bootstrap_values is None
+        if experience.values is None and not bootstraps:
+            experience = experience.replace(values=rollouts.values)
+        if experience.values is not None and not bootstraps:
             return super()._completed(experience, count)
-        if not self._needs_old_logprobs(experience):
-            return experience.replace(**self._score_all(experience, count, ("values",), "score_values"))
-        self._scored_now = True
-        columns = (*self._scored_columns, "values")  # one pass for both
-        return experience.replace(**self._score_all(experience, count, columns, "score_with_values"))
+        columns: tuple[str, ...] = ("values",)
+        method = "score_values"
+        if self._needs_old_logprobs(experience):
+            self._scored_now = True
+            columns, method = (*self._scored_columns, "values"), "score_with_values"  # one pass for both
+        if bootstraps:
+            return self._bootstrapped(experience, count, columns, method)
+        return experience.replace(**self._score_all(experience, count, columns, method))
+
+    def _bootstrapped(
+        self, experience: Experience, count: int, columns: tuple[str, ...], method: str
+    ) -> Experience:
+        """The experience with its columns, and truncated sequences with the value of what would have come next."""
+        rollouts = experience.need_rollouts()
+        if experience.values is not None or rollouts.values is not None:
+            rollouts.need("bootstrap_values", "bootstrap_truncated, of a rollout that came with its values,")
+        truncated = rollouts.need("truncated", "bootstrap_truncated")
+        found = self._score_all(with_next_place(experience, truncated), count, columns, method)
+        beyond = bootstrap_values(found["values"], experience.attention_mask).to(truncated.device)
+        columns_here = {name: column[:, :-1].contiguous() for name, column in found.items()}
+        return experience.replace(
+            rollouts=dataclasses.replace(rollouts, bootstrap_values=beyond), **columns_here
+        )
 
     def _judge(self, experience: Experience) -> tuple[Experience, Tensor, dict[str, Stat]]:
         experience, estimate, statistics = super()._judge(experience)
@@ -141,5 +162,5 @@ class _CriticUpdates(Updates):
         return norm
 
     def _report(self, numbers: dict[str, float]) -> None:
-        own = {name: number for name, number in numbers.items() if name.startswith(("value/", "loss/value"))}
-        super()._report(own)
+        own = ("value/", "loss/value", "window/")
+        super()._report({name: number for name, number in numbers.items() if name.startswith(own)})

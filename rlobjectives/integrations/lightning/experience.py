@@ -14,9 +14,9 @@ from rlobjectives.errors import MissingColumnError, ShapeError
 from rlobjectives.layouts import PaddedLayout
 from rlobjectives.rollouts import Rollouts
 
-__all__ = ["Experience"]
+__all__ = ["TOKEN_COLUMNS", "Experience"]
 
-_TOKEN_COLUMNS = (
+TOKEN_COLUMNS = (
     "input_ids",
     "attention_mask",
     "behavior_logprobs",
@@ -107,7 +107,7 @@ class Experience:
             )
 
     def _check_shapes(self) -> None:
-        for name in _TOKEN_COLUMNS:
+        for name in TOKEN_COLUMNS:
             column = getattr(self, name)
             if column is not None:
                 self.layout.check(f"experience.{name}", column)
@@ -164,7 +164,7 @@ class Experience:
             layout=_layout_to(self.layout, device),
             rollouts=rollouts,
             extra={name: move(column) for name, column in self.extra.items()},
-            **{name: move(getattr(self, name)) for name in _TOKEN_COLUMNS},
+            **{name: move(getattr(self, name)) for name in TOKEN_COLUMNS},
         )
 
     def rows(self, index: Tensor | list[int]) -> Experience:
@@ -187,7 +187,7 @@ class Experience:
             layout=self.layout.rows(chosen),
             rollouts=None,
             extra={name: pick(column) for name, column in self.extra.items()},
-            **{name: pick(getattr(self, name)) for name in _TOKEN_COLUMNS},
+            **{name: pick(getattr(self, name)) for name in TOKEN_COLUMNS},
         )
 
     def replace(self, **columns: Any) -> Experience:
@@ -224,7 +224,7 @@ class Experience:
                 "Make extra columns tensors, or give every rank at least one sequence."
             )
         blank: dict[str, Any] = {}
-        for name in _TOKEN_COLUMNS:
+        for name in TOKEN_COLUMNS:
             column = getattr(self, name)
             blank[name] = None if column is None else column.new_zeros(1, 2)
         blank["attention_mask"] = self.attention_mask.new_ones(1, 2)

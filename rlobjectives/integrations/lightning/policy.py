@@ -265,6 +265,11 @@ class CausalLMPolicy(ObjectiveMixin, StaleSampling, CompletionValidation, Lightn
 
     # The rollout and the scoring forward.
 
+    @property
+    def marks_truncated(self) -> bool:
+        """Whether rollouts say which completions were cut off. Only where something follows them up."""
+        return False
+
     def rollout(self, batch: PromptBatch) -> Experience:
         """Sample completions of a batch of prompts and score them.
 
@@ -302,6 +307,7 @@ class CausalLMPolicy(ObjectiveMixin, StaleSampling, CompletionValidation, Lightn
                 reward_names=transcript.reward_names,
                 group_ids=torch.tensor(batch.ids, device=self.device).repeat_interleave(repeats),
                 layout=layout,
+                truncated=~transcript.ended.to(self.device) if self.marks_truncated else None,
                 **self._against_greedy(batch, greedy, transcript, repeats),
             ),
             behavior_logprobs=nn.functional.pad(completions.logprobs, (prompt_ids.shape[1], 0)),

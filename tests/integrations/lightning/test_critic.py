@@ -8,17 +8,21 @@ from rlobjectives import (
     GAE,
     CapabilityError,
     Communicator,
+    MissingColumnError,
     Objective,
     ReinforcePlusPlus,
     Rollouts,
     TokenBatch,
+    VTrace,
 )
 from rlobjectives.integrations.lightning import CriticMixin
+from rlobjectives.integrations.lightning.bootstrap import bootstrap_values, with_next_place
 from rlobjectives.integrations.lightning.critic_round import CriticRound, critic_objective
 from rlobjectives.integrations.lightning.movement import MovementWatch
 from tests.integrations.lightning.runs import fit, uneven
 from tests.integrations.lightning.toy import Net, ToyPolicy, full_weights
-from tests.integrations.lightning.toy_critic import CriticNet, ToyAgent, initial_agent, objective
+from tests.integrations.lightning.toy_critic import CriticNet, ToyAgent, cut_off, initial_agent, objective
+from tests.oracles.credit import vtrace
 
 RATES = {"policy": 4.0, "critic": 2.0}
 
@@ -140,6 +144,67 @@ def test_values_that_come_with_the_rollout_are_taken():
     metrics = fit(ToyAgent(source=judged), "single", rollouts=1).trace[0]["metrics"]
     assert metrics["value/prediction_mean"] == 0.25
     assert metrics["value/prediction_std"] == 0.0
+
+
+def test_what_follows_a_cut_must_be_known_or_asked_for():
+    with pytest.raises(MissingColumnError, match="bootstrap_truncated reads truncated"):
+        fit(ToyAgent(bootstrap_truncated=True), "single", rollouts=1)
+
+    def with_values(*place):
+        data = cut_off(*place)
+        return data.replace(values=torch.zeros(data.layout.shape))
+
+    with pytest.raises(MissingColumnError, match="came with its values, reads bootstrap_values"):
+        fit(ToyAgent(source=with_values, bootstrap_truncated=True), "single", rollouts=1)
+    # A rollout that says what was cut off, and nobody to say what follows: no guess.
+    with pytest.raises(MissingColumnError, match="bootstrap_values"):
+        fit(ToyAgent(source=cut_off), "single", rollouts=1)
+
+
+def test_the_place_behind_a_sequence_is_its_own():
+    """Behind the last real token, wherever padding begins; only where the sequence was cut off."""
+    data, truncated = uneven(None, 0), torch.arange(9) % 2 == 0
+    longer = with_next_place(data, truncated)
+    lengths = data.attention_mask.sum(1)
+    assert longer.attention_mask.sum(1).tolist() == (lengths + truncated).tolist()
+    assert torch.equal(longer.layout.mask[:, :-1], data.layout.mask)
+    assert not longer.layout.mask[:, -1].any()
+    values = torch.arange(7.0).expand(9, 7)
+    assert torch.equal(bootstrap_values(values, data.attention_mask), lengths.float())
+    nothing = torch.zeros(2, 0, dtype=torch.long)
+    assert bootstrap_values(torch.zeros(2, 1), nothing).tolist() == [0.0, 0.0]
+
+
+def test_v_trace_judges_the_rollout():
+    """Targets and advantages are those of the function, with the weights that sampled and the critic's values."""
+    drift = 0.3 * torch.randn(9, 6, generator=torch.Generator().manual_seed(5))
+
+    def stale(*place):
+        data = uneven(*place)
+        return data.replace(behavior_logprobs=Net().logprobs(data.input_ids).detach() + drift)
+
+    estimator = VTrace(discount=0.9, trace_decay=0.8, on_lost_reward="drop", policy_rho_clip=2.0)
+    agent = ToyAgent(source=stale, objective=objective(estimator=estimator))
+    agent.behavior_logprobs = "sampled"
+    metrics = fit(agent, "single", rollouts=1).trace[0]["metrics"]
+    data = stale(None, 0)
+    given, mask = data.need_rollouts(), data.layout.mask
+    old, values = Net().logprobs(data.input_ids).detach(), CriticNet()(data.input_ids).detach()
+    ratios = (old - data.behavior_logprobs).double().exp()
+    targets, gains = [], []
+    for row in range(len(data)):
+        places = mask[row].nonzero().flatten().tolist()
+        if places:
+            rewards = [0.0] * (len(places) - 1) + [float(given.rewards[row].sum())]
+            own = [[float(column[row, place]) for place in places] for column in (values, ratios)]
+            found = vtrace(own[0], rewards, own[1], 0.9, 0.8, 1.0, 1.0, 2.0)
+            targets, gains = targets + found[0], gains + found[1]
+    targets, gains = torch.tensor(targets), torch.tensor(gains)
+    assert metrics["value/target_mean"] == pytest.approx(float(targets.mean()), rel=1e-5)
+    assert metrics["value/target_std"] == pytest.approx(float(targets.std()), rel=1e-5)
+    assert metrics["advantage/mean"] == pytest.approx(float(gains.mean()), rel=1e-5)
+    assert metrics["advantage/highest"] == pytest.approx(float(gains.max()), rel=1e-5)
+    assert metrics["advantage/lowest"] == pytest.approx(float(gains.min()), rel=1e-5)
 
 
 def test_kl_shaped_rewards_find_their_log_probabilities():

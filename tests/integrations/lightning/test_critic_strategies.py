@@ -8,7 +8,7 @@ import torch
 
 from tests.integrations.lightning.runs import uneven
 from tests.integrations.lightning.toy import joined
-from tests.integrations.lightning.toy_critic import all_cases, initial_agent, plain_agent_update
+from tests.integrations.lightning.toy_critic import all_cases, cut_off, initial_agent, plain_agent_update
 from tests.ranks import run_ranks
 
 GROUPS = (("ddp", "fsdp2"), ("zero2", "zero3"))
@@ -49,6 +49,17 @@ def test_the_first_update_is_that_of_one_process(found, strategy, weights):
     step = found(strategy)["first"]["trace"][0]
     assert (expected - start).abs().max() > 0.1
     assert relative_error(step[weights], expected, start) < 1e-6
+
+
+@pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
+def test_truncated_sequences_go_on_with_the_critics_value(found, strategy):
+    places = [(None, 0)] if strategy == "single" else [(0, 0), (1, 0)]
+    parts = [cut_off(*place) for place in places]
+    expected = plain_agent_update(parts[0] if strategy == "single" else joined(parts))
+    ended, step = (found(strategy)[case]["trace"][0] for case in ("first", "cut off"))
+    for weights in ("policy", "critic"):
+        assert relative_error(step[weights], expected[weights], initial_agent()[weights]) < 1e-6
+        assert not torch.equal(step[weights], ended[weights])
 
 
 @pytest.mark.parametrize("strategy", ["single", *STRATEGIES])

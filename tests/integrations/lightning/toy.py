@@ -64,9 +64,15 @@ def joined(parts: list[Experience]) -> Experience:
                     for part, offset in zip(parts, offsets[:-1], strict=True)
                 ]
             ),
+            truncated=_together([part.need_rollouts().truncated for part in parts]),
         ),
         ref_logprobs=torch.cat([part.ref_logprobs for part in parts if part.ref_logprobs is not None]),
     )
+
+
+def _together(columns: list[Tensor | None]) -> Tensor | None:
+    known = [column for column in columns if column is not None]
+    return torch.cat(known) if known else None
 
 
 class Net(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from pathlib import Path
 from typing import Any
@@ -140,13 +141,36 @@ def group_state(module: Any, name: str) -> Tensor:
     return torch.cat(numbers)
 
 
+def cut_off(rank: int | None, rollout: int) -> Experience:
+    """As `uneven`, with every second sequence cut off at its length, whatever that is."""
+    data = uneven(rank, rollout)
+    truncated = torch.arange(len(data)) % 2 == 0
+    return data.replace(rollouts=dataclasses.replace(data.need_rollouts(), truncated=truncated))
+
+
+def last_values(critic: CriticNet, data: Experience) -> Tensor:
+    """Values of the states after the last real token of each sequence, one by one."""
+    found = []
+    for ids, real in zip(data.input_ids, data.attention_mask, strict=True):
+        last = int(ids[int(real.sum()) - 1])
+        found.append(critic(torch.tensor([[last, 0]]))[0, 1])
+    return torch.stack(found)
+
+
 def plain_agent_update(data: Experience) -> dict[str, Tensor]:
     """One SGD step of policy and critic in plain PyTorch: one process, one batch, no trainer."""
     net, critic, goal = Net(), CriticNet(), objective()
     values = critic(data.input_ids)
     given = data.need_rollouts()
+    beyond = {}
+    if given.truncated is not None:
+        beyond = {"truncated": given.truncated, "bootstrap_values": last_values(critic, data).detach()}
     rollouts = Rollouts(
-        rewards=given.rewards, group_ids=given.group_ids, layout=data.layout, values=values.detach()
+        rewards=given.rewards,
+        group_ids=given.group_ids,
+        layout=data.layout,
+        values=values.detach(),
+        **beyond,
     )
     estimate = goal.estimator.estimate(rollouts)
     returns = goal.estimator.value_targets(rollouts)
@@ -212,6 +236,7 @@ def all_cases(strategies: tuple[str, ...], folder: str) -> dict[str, dict[str, A
         found[strategy] = cases = {
             "first": train(strategy, 1),
             "more for the critic": train(strategy, 1, critic_epochs=1),
+            "cut off": train(strategy, 1, source=cut_off, bootstrap_truncated=True),
         }
         if strategy == "zero2":
             continue
