@@ -230,6 +230,19 @@ class Rollouts:
         """Number of sequences ``n``."""
         return self.rewards.shape[0]
 
+    @property
+    def genuine(self) -> Tensor:
+        """Bool ``[n]``, False for dummies: sequences that the layout's sequence mask leaves out."""
+        if self.layout is None:
+            return torch.ones(self.num_sequences, dtype=torch.bool, device=self.rewards.device)
+        return self.layout.sequence_mask().to(self.rewards.device)
+
+    @property
+    def group_mask(self) -> Tensor:
+        """Bool ``[g]``: the groups with a genuine member."""
+        members = torch.zeros(self.groups.count, dtype=torch.float64, device=self.rewards.device)
+        return members.index_add(0, self.groups.index, self.genuine.double()) > 0
+
     def tokens(self, reader: str) -> TokenLayout:
         """The layout, which ``reader`` needs.
 

@@ -84,10 +84,23 @@ class Estimator(Component):
         del layout, context
         return estimate
 
+    def reward_weights(self, names: tuple[str, ...]) -> tuple[float, ...] | None:
+        """What each reward column weighs in this estimator's eyes; None weighs all 1.
+
+        Diagnostics combine raw rewards by it. By default the option ``weights``, where an estimator has it.
+
+        Args:
+            names: Of the rewards, in column order.
+        """
+        del names
+        weights: tuple[float, ...] | None = getattr(self, "weights", None)
+        return weights
+
     def carries_signal(self, rollouts: Rollouts) -> Tensor:
         """Whether each group's combined raw advantage differs between its members, bool ``[g]``.
 
-        Judged in float32, the precision it is used in: the test a dynamic-sampling filter wants.
+        Judged in float32, the precision it is used in: the test a dynamic-sampling filter wants. Dummies are not
+        looked at.
         Groups are in the order of `Rollouts.groups`. Only for estimators of one number a sequence.
         """
         if self.token_level:
@@ -97,9 +110,9 @@ class Estimator(Component):
             )
         estimate = self.estimate(rollouts)
         combined = (estimate if estimate.dim() == 1 else estimate[:, 0]).to(torch.float32)
-        groups = rollouts.groups
+        groups, genuine = rollouts.groups, rollouts.genuine
         low = torch.full((groups.count,), torch.inf, device=combined.device)
         high = -low
-        low = low.scatter_reduce(0, groups.index, combined, "amin")
-        high = high.scatter_reduce(0, groups.index, combined, "amax")
+        low = low.scatter_reduce(0, groups.index, torch.where(genuine, combined, torch.inf), "amin")
+        high = high.scatter_reduce(0, groups.index, torch.where(genuine, combined, -torch.inf), "amax")
         return low < high

@@ -13,6 +13,7 @@ from rlobjectives.checks import check_choice, check_number, check_numbers
 from rlobjectives.component import WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
+from rlobjectives.estimators.groups import group_sum
 from rlobjectives.estimators.grpo import combined_reward
 from rlobjectives.estimators.whitening import whiten
 from rlobjectives.layouts import TokenLayout
@@ -81,6 +82,14 @@ class BatchBaseline(Estimator):
         """``[n, 2]``: the raw reward, and whether it is scored. Scope: sequence."""
         rewards, scored = combined_reward(rollouts, self.weights)
         return torch.cat([rewards, scored.to(rewards.dtype)], dim=1)
+
+    def carries_signal(self, rollouts: Rollouts) -> Tensor:
+        """Every group of scored rewards, unless all rewards of the rollouts are equal: groups play no part."""
+        rewards, scored = combined_reward(rollouts, self.weights)
+        scored = scored & rollouts.genuine.unsqueeze(1)
+        used = rewards.to(torch.float32)
+        differ = torch.where(scored, used, torch.inf).amin() < torch.where(scored, used, -torch.inf).amax()
+        return (group_sum(scored.double(), rollouts.groups).squeeze(1) > 0) & differ
 
     def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:
         """Moments and range of the scored sequences' rewards."""

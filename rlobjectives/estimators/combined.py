@@ -127,6 +127,19 @@ class Combined(Estimator):
         assert isinstance(total, Tensor)
         return torch.cat([total, *columns], dim=-1)
 
+    def reward_weights(self, names: tuple[str, ...]) -> tuple[float, ...] | None:
+        """Those of the first part that compares the answers to one prompt: ``weights`` here are those of the parts."""
+        parts = [part for part in self.estimators if part.required().min_group_size > 1]
+        return (*parts, *self.estimators)[0].reward_weights(names)
+
+    def carries_signal(self, rollouts: Rollouts) -> Tensor:
+        """Whether the sum differs within each group, or a part has a reason of its own (`BatchBaseline`)."""
+        signal = super().carries_signal(rollouts)
+        for part, weight in zip(self.estimators, self._weights(), strict=True):
+            if weight and type(part).carries_signal is not Estimator.carries_signal:
+                signal = signal | part.carries_signal(rollouts)
+        return signal
+
     def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:
         """The statistics of every estimator, from its own columns.
 

@@ -1,7 +1,4 @@
-"""What people watch about credit: baselines and dead groups, the critic's fit, lengths.
-
-All from raw rewards and raw returns, so that the numbers mean the same under every estimator.
-"""
+"""What people watch about credit: baselines and dead groups, the critic's fit, lengths. From raw rewards and returns."""
 
 from __future__ import annotations
 
@@ -11,6 +8,8 @@ from torch import Tensor
 from rlobjectives.checks import check_mask, check_shape
 from rlobjectives.component import Metric
 from rlobjectives.errors import CapabilityError
+from rlobjectives.estimators.base import Estimator
+from rlobjectives.estimators.function import FunctionEstimator
 from rlobjectives.estimators.groups import group_moments
 from rlobjectives.estimators.grpo import combined_reward
 from rlobjectives.layouts import TokenLayout
@@ -20,6 +19,7 @@ from rlobjectives.statistics import Maximum, Mean, Moments, Stat
 __all__ = [
     "CREDIT_METRICS",
     "ExplainedVariance",
+    "compares_siblings",
     "group_metrics",
     "length_metrics",
     "value_metrics",
@@ -71,11 +71,9 @@ class ExplainedVariance(Stat):
 CREDIT_METRICS = {
     "group/baseline_mean": Metric(Mean, "reward", "mean of the other answers' reward, over scored sequences"),
     "group/advantage_abs_mean": Metric(Mean, "reward", "distance of a reward to the others' mean"),
-    "group/no_signal_token_fraction": Metric(
-        Mean, "fraction", "tokens in groups whose rewards do not differ"
-    ),
+    "group/no_signal_token_fraction": Metric(Mean, "fraction", "tokens in groups without any advantage"),
     "group/empty_response_fraction": Metric(Mean, "fraction", "sequences without an action token"),
-    "group/zero_advantage_fraction": Metric(Mean, "fraction", "groups whose rewards do not differ"),
+    "group/zero_advantage_fraction": Metric(Mean, "fraction", "groups without any advantage"),
     "group/dropped_fraction": Metric(Mean, "fraction", "groups that were filtered out before"),
     "value/explained_variance": Metric(
         ExplainedVariance, "fraction", "share of the returns the critic explains"
@@ -90,18 +88,26 @@ CREDIT_METRICS = {
 
 
 def group_metrics(
-    rollouts: Rollouts, weights: tuple[float, ...] | None = None, dropped_groups: int | None = None
+    rollouts: Rollouts,
+    estimator: Estimator | None = None,
+    *,
+    dropped_groups: int | None = None,
+    lengths: Tensor | None = None,
 ) -> dict[str, Stat]:
-    """How much the groups of these rollouts have to teach, from the raw combined rewards.
+    """How much the groups of these rollouts have to teach.
 
-    Sequences that nobody scored have no baseline and are left out of it; so are those without a scored
-    sibling.
+    Baselines are those of the raw rewards, combined by the estimator's weights; which groups have anything to teach is
+    judged by the estimator's advantages. Sequences that nobody scored have no baseline and are left out of it; so are
+    those without a scored sibling. Dummies count for nothing.
 
     Args:
         rollouts: Whole prompt groups, with a layout.
-        weights: Weight of each reward column, as the estimator's; None weighs all 1.
+        estimator: Reads the groups. One that compares no answers to one prompt (`GAE`, `BatchBaseline`) has none of
+            these numbers, and only ``group/empty_response_fraction`` is left. Without an estimator, raw rewards that
+            all weigh 1 are judged.
         dropped_groups: Groups that a filter took out before, on this rank; None where nobody counted them, which
             leaves ``group/dropped_fraction`` out.
+        lengths: Response tokens ``[n]``; by default, those the mask counts, which leaves out what it drops.
 
     Returns:
         The ``group/…`` statistics of `CREDIT_METRICS`. Scope: what is merged later.
@@ -109,6 +115,7 @@ def group_metrics(
     Raises:
         MissingColumnError: Without a layout.
         CapabilityError: If ``dropped_groups`` is negative.
+        ShapeError: If there is not one length a sequence.
 
     Example:
         >>> from rlobjectives import PaddedLayout
@@ -121,27 +128,47 @@ def group_metrics(
     """
     if dropped_groups is not None and dropped_groups < 0:
         raise CapabilityError(f"dropped_groups is {dropped_groups}; expected a count.")
-    layout, groups = rollouts.tokens("group_metrics"), rollouts.groups
+    layout, genuine = rollouts.tokens("group_metrics"), rollouts.genuine
+    if lengths is not None:
+        check_shape("lengths", lengths, (rollouts.num_sequences,), "one length a sequence")
+    tokens = layout.token_counts()
+    empty = (tokens if lengths is None else lengths) == 0
+    found: dict[str, Stat] = {"group/empty_response_fraction": Mean.of(empty.double(), genuine)}
+    if estimator is None or compares_siblings(estimator):
+        found.update(_signal(rollouts, estimator, tokens))
+    if dropped_groups is not None:
+        counted = rollouts.group_mask.sum(dtype=torch.float64)
+        found["group/dropped_fraction"] = Mean(
+            torch.stack([torch.full_like(counted, dropped_groups), counted + dropped_groups])
+        )
+    return found
+
+
+def compares_siblings(estimator: Estimator) -> bool:
+    """Whether an estimator judges an answer by the others to the same prompt. A plain function may."""
+    return isinstance(estimator, FunctionEstimator) or estimator.required().min_group_size > 1
+
+
+def _signal(rollouts: Rollouts, estimator: Estimator | None, tokens: Tensor) -> dict[str, Stat]:
+    groups, genuine, counted = rollouts.groups, rollouts.genuine, rollouts.group_mask
+    assert rollouts.reward_names is not None
+    weights = None if estimator is None else estimator.reward_weights(rollouts.reward_names)
     rewards, scored = combined_reward(rollouts, weights)
+    scored = scored & genuine.unsqueeze(1)
     moments = group_moments(rewards, scored, groups)
+    dead = moments.constants.squeeze(1)
+    if estimator is not None and not estimator.token_level:
+        dead = ~estimator.carries_signal(rollouts)
     paired = (scored & (moments.count > 1)).squeeze(1)
     others = (moments.count * moments.mean - rewards) / (moments.count - 1.0).clamp_min(1.0)
-    tokens, constant = layout.token_counts(), moments.constant.squeeze(1)
-    dead = torch.zeros(groups.count, dtype=torch.float64, device=rewards.device)
-    dead.index_copy_(0, groups.index, constant.double())
-    silent = torch.stack([torch.where(constant, tokens, 0.0).sum(), tokens.sum()])
     distance = torch.where(moments.constant, 0.0, rewards - others).abs()
-    found: dict[str, Stat] = {
+    silent = torch.where(dead[groups.index], tokens, 0.0).sum()
+    return {
         "group/baseline_mean": Mean.of(others.squeeze(1), paired),
         "group/advantage_abs_mean": Mean.of(distance.squeeze(1), paired),
-        "group/no_signal_token_fraction": Mean(silent),
-        "group/empty_response_fraction": Mean.of((tokens == 0).double(), layout.sequence_mask()),
-        "group/zero_advantage_fraction": Mean.of(dead),
+        "group/no_signal_token_fraction": Mean(torch.stack([silent, tokens.sum()])),
+        "group/zero_advantage_fraction": Mean.of(dead.double(), counted),
     }
-    if dropped_groups is not None:
-        dropped = torch.tensor([1.0] * dropped_groups + [0.0] * groups.count, dtype=torch.float64)
-        found["group/dropped_fraction"] = Mean.of(dropped.to(rewards.device))
-    return found
 
 
 def value_metrics(values: Tensor, returns: Tensor, layout: TokenLayout) -> dict[str, Stat]:
@@ -178,7 +205,7 @@ def length_metrics(
 
     Args:
         rollouts: Sequences with a layout.
-        correct: Bool ``[n]``; by default, whether the sum of rewards is positive. Unscored sequences are
+        correct: Bool ``[n]``; by default, whether the first reward is positive. Sequences that it did not score are
             left out of the split.
         lengths: Response tokens ``[n]``; by default, those the mask counts, which leaves out what it drops.
 
@@ -197,11 +224,11 @@ def length_metrics(
     layout = rollouts.tokens("length_metrics")
     lengths = layout.token_counts() if lengths is None else lengths.double()
     check_shape("lengths", lengths, (rollouts.num_sequences,), "one length a sequence")
-    rewards, scored = combined_reward(rollouts, None)
-    counted = layout.sequence_mask()
-    judged = counted & scored.squeeze(1)
+    assert rollouts.scored is not None
+    counted = rollouts.genuine
+    judged = counted & rollouts.scored[:, 0]
     if correct is None:
-        correct = rewards.squeeze(1) > 0
+        correct = rollouts.rewards[:, 0] > 0
     check_mask("correct", correct)
     check_shape("correct", correct, (rollouts.num_sequences,), "one flag a sequence")
     return {

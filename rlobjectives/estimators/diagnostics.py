@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from rlobjectives.component import Metric
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import group_moments
@@ -43,22 +40,20 @@ def reward_metrics(rollouts: Rollouts, estimator: Estimator | None = None) -> di
         >>> reward_metrics(rollouts)["reward/reward_0/constant_group_fraction"].value
         tensor(1., dtype=torch.float64)
     """
-    rewards, scored, groups = rollouts.rewards, rollouts.scored, rollouts.groups
-    assert scored is not None and rollouts.reward_names is not None
-    moments = group_moments(rewards, scored, groups)
+    rewards, groups = rollouts.rewards, rollouts.groups
+    assert rollouts.scored is not None and rollouts.reward_names is not None
+    genuine, counted = rollouts.genuine, rollouts.group_mask
+    scored = rollouts.scored & genuine.unsqueeze(1)
+    constants = group_moments(rewards, scored, groups).constants.double()
     found: dict[str, Stat] = {}
     for column, name in enumerate(rollouts.reward_names):
         found[f"reward/{name}/"] = Moments.of(rewards[:, column], scored[:, column])
-        constant = _per_group(moments.constant[:, column], rollouts)
-        found[f"reward/{name}/constant_group_fraction"] = Mean.of(constant)
+        found[f"reward/{name}/constant_group_fraction"] = Mean.of(constants[:, column], counted)
     if estimator is not None and not estimator.token_level:
-        found["reward/constant_group_fraction"] = Mean.of((~estimator.carries_signal(rollouts)).double())
-    found["reward/singleton_fraction"] = Mean.of((groups.sizes == 1).double())
-    found["reward/unscored_fraction"] = Mean.of((~scored).double())
-    found["reward/unscored_sequence_fraction"] = Mean.of((~scored.any(1)).double())
+        dead = ~estimator.carries_signal(rollouts)
+        found["reward/constant_group_fraction"] = Mean.of(dead.double(), counted)
+    found["reward/singleton_fraction"] = Mean.of((groups.sizes == 1).double(), counted)
+    cells = genuine.unsqueeze(1).expand_as(scored)
+    found["reward/unscored_fraction"] = Mean.of((~scored).double(), cells)
+    found["reward/unscored_sequence_fraction"] = Mean.of((~scored.any(1)).double(), genuine)
     return found
-
-
-def _per_group(flag: Tensor, rollouts: Rollouts) -> Tensor:
-    zeros = torch.zeros(rollouts.groups.count, dtype=torch.float64, device=flag.device)
-    return zeros.index_copy(0, rollouts.groups.index, flag.double())

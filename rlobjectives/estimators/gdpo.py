@@ -127,7 +127,7 @@ class GDPO(Estimator):
         elif self.weights is not None and len(self.weights) != count:
             yield f"GDPO has {len(self.weights)} weights for {count} rewards. Give one weight a reward."
 
-    def column_weights(self, names: tuple[str, ...]) -> tuple[float, ...]:
+    def reward_weights(self, names: tuple[str, ...]) -> tuple[float, ...]:
         """The weights in column order.
 
         Raises:
@@ -162,7 +162,7 @@ class GDPO(Estimator):
             ``[n, 3]``: the sum S; whether any reward of the sequence is scored; whether its group
             carries any signal. Scope: group.
         """
-        weights = self.column_weights(rollouts.reward_names or ())
+        weights = self.reward_weights(rollouts.reward_names or ())
         check_singletons(rollouts, "GDPO", self.on_singleton)
         assert rollouts.scored is not None
         standardised = grpo_estimate(

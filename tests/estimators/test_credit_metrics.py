@@ -6,14 +6,24 @@ import pytest
 import torch
 
 from rlobjectives import (
+    GAE,
+    GDPO,
+    GRPO,
+    RLOO,
+    BatchBaseline,
     CapabilityError,
+    Combined,
+    FunctionEstimator,
     Minimum,
     PaddedLayout,
+    ReMax,
     Rollouts,
     ShapeError,
+    TDLambda,
     advantage_metrics,
     group_metrics,
     length_metrics,
+    reward_metrics,
     value_metrics,
 )
 from rlobjectives.estimators.advantage_metrics import ADVANTAGE_METRICS
@@ -44,6 +54,47 @@ def test_group_metrics_from_raw_rewards():
         "group/zero_advantage_fraction": pytest.approx(1 / 2),
         "group/dropped_fraction": pytest.approx(3 / 5),
     }
+
+
+TWO = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+"""Two rewards whose plain sum is the same for both answers."""
+
+
+@pytest.mark.parametrize(
+    ("estimator", "distance", "dead"),
+    [
+        (None, 0.0, 1.0),
+        (GRPO(), 0.0, 1.0),
+        (GRPO(weights=(1.0, 0.5)), 0.5, 0.0),
+        (GDPO(weights={"reward_1": 0.5, "reward_0": 1.0}), 0.5, 0.0),
+        (Combined(estimators=(BatchBaseline(), RLOO(weights=(1.0, 0.5)))), 0.5, 0.0),
+    ],
+)
+def test_groups_are_judged_as_the_estimator_sees_them(estimator, distance, dead):
+    rollouts = Rollouts(rewards=TWO, group_ids=torch.tensor([3, 3]), layout=layout_of([[1, 1], [1, 0]]))
+    found = report(group_metrics(rollouts, estimator))
+    assert found["group/advantage_abs_mean"] == distance
+    assert found["group/zero_advantage_fraction"] == found["group/no_signal_token_fraction"] == dead
+
+
+@pytest.mark.parametrize("estimator", [GAE(), BatchBaseline(), TDLambda(), ReMax()])
+def test_who_compares_no_siblings_has_no_numbers_of_groups(estimator):
+    rollouts = Rollouts(rewards=TWO, group_ids=torch.tensor([3, 4]), layout=layout_of([[1, 1], [0, 0]]))
+    assert report(group_metrics(rollouts, estimator)) == {"group/empty_response_fraction": 0.5}
+
+
+def test_a_function_may_compare_siblings():
+    centred = FunctionEstimator(function=lambda rollouts: rollouts.rewards[:, 0] - 0.5)
+    rollouts = Rollouts(rewards=TWO, group_ids=torch.tensor([3, 3]), layout=layout_of([[1, 1], [1, 0]]))
+    assert report(group_metrics(rollouts, centred))["group/zero_advantage_fraction"] == 0.0
+
+
+def test_lengths_from_elsewhere_say_what_is_empty():
+    rollouts = rollouts_of([[0, 0], [1, 0]], [1.0, 0.0], groups=[0, 0])
+    found = report(group_metrics(rollouts, lengths=torch.tensor([2, 0])))
+    assert found["group/empty_response_fraction"] == 0.5
+    with pytest.raises(ShapeError, match="lengths"):
+        group_metrics(rollouts, lengths=torch.tensor([2]))
 
 
 def test_sequences_without_a_scored_sibling_have_no_baseline():
@@ -126,6 +177,22 @@ def test_advantage_metrics():
     }
 
 
+def test_an_answer_is_correct_by_its_first_reward():
+    """A well-formed wrong answer is not correct."""
+    rewards = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    scored = torch.tensor([[True, True], [True, True], [False, True]])
+    rollouts = Rollouts(
+        rewards=rewards,
+        scored=scored,
+        group_ids=torch.tensor([0, 0, 0]),
+        layout=layout_of([[1, 0], [1, 1], [1, 1]]),
+    )
+    found = length_metrics(rollouts)
+    assert found["response/correct_length_"].mean.item() == 1.0
+    assert found["response/incorrect_length_"].mean.item() == 2.0
+    assert found["response/incorrect_length_"].count.item() == 1.0
+
+
 def test_lengths_split_by_outcome():
     scored = torch.tensor([True, True, True, False])
     rollouts = rollouts_of([[1, 1, 1], [1, 1], [1], [1, 1, 1, 1]], [1.0, 0.0, 0.0, 1.0], scored=scored)
@@ -146,10 +213,19 @@ def test_lengths_split_by_outcome():
 
 
 def test_dummy_rows_count_for_nothing():
-    layout = PaddedLayout(torch.tensor([[True], [False]]), sequence_mask=torch.tensor([True, False]))
-    rollouts = Rollouts(rewards=torch.tensor([1.0, 0.0]), group_ids=torch.tensor([0, 1]), layout=layout)
-    assert report(group_metrics(rollouts))["group/empty_response_fraction"] == 0.0
-    assert length_metrics(rollouts)["response/incorrect_length_"].count.item() == 0.0
+    """Every number is that of the genuine rows alone: a dummy of a group, and a group of dummies."""
+    rewards, groups = torch.tensor([1.0, 0.0, 0.0, 0.0, 3.0]), torch.tensor([0, 0, 1, 1, 0])
+    mask = torch.tensor([[True], [True], [False], [False], [True]])
+    flags = torch.tensor([True, True, False, False, False])
+    padded = Rollouts(
+        rewards=rewards, group_ids=groups, layout=PaddedLayout(mask & flags[:, None], sequence_mask=flags)
+    )
+    alone = Rollouts(rewards=rewards[:2], group_ids=groups[:2], layout=PaddedLayout(mask[:2]))
+    for judge in (None, GRPO(), BatchBaseline()):
+        for metrics in (reward_metrics, group_metrics):
+            assert report(metrics(padded, judge)) == report(metrics(alone, judge))
+    assert report(length_metrics(padded)) == report(length_metrics(alone))
+    assert report(group_metrics(padded, GRPO(), dropped_groups=1))["group/dropped_fraction"] == 0.5
 
 
 def test_every_metric_is_declared_with_its_kind():

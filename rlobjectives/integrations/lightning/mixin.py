@@ -18,6 +18,7 @@ from rlobjectives.integrations.lightning.randomness import base_seed, derive_see
 from rlobjectives.integrations.lightning.rollout_round import Round
 from rlobjectives.integrations.probe import ROLLOUT_COLUMNS, missing_columns, reads_column
 from rlobjectives.objective import Objective
+from rlobjectives.rollouts import Rollouts
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule
@@ -174,6 +175,10 @@ class ObjectiveMixin(_Base):
         raise NotImplementedError(
             f"{type(self).__name__} must define score(micro_batch) -> (logprobs, entropy)."
         )
+
+    def correct(self, rollouts: Rollouts) -> Tensor:
+        """Bool ``[n]``: which responses count as right in the metrics; by default those with a positive first reward."""
+        return rollouts.rewards[:, 0] > 0
 
     def trainer_facts(self, datamodule: object | None = None) -> TrainerFacts:
         """What this trainer offers to the objective; extend it with `dataclasses.replace`.

@@ -20,7 +20,7 @@ def estimate_moments(
     """Moments of one rank's raw advantages: the population that they are whitened over.
 
     Constant groups count, with their zeros. A sequence that has no scored reward does not, nor one of which nothing
-    counts.
+    counts; a turn of a session, whose tokens share the session's reward, has one if any turn has.
 
     Args:
         estimate: ``[n]``, or shaped like the mask.
@@ -28,8 +28,7 @@ def estimate_moments(
         layout: Says what counts.
         token_level: Which of the two shapes it is.
     """
-    assert rollouts.scored is not None
-    scored = rollouts.scored.any(1).to(layout.device)
+    scored = _scored(rollouts, token_level=token_level).to(layout.device)
     mask = layout.mask & layout.expand(scored) if token_level else layout.sequence_mask() & scored
     return Moments.of(estimate, mask)
 
@@ -61,9 +60,16 @@ def normalized_estimate(
         >>> normalized_estimate(estimate, moments, rollouts, layout, token_level=False)[2:]
         tensor([0., 0.], dtype=torch.float64)
     """
-    assert rollouts.scored is not None
-    groups, scored = rollouts.groups, rollouts.scored.any(1).to(estimate.device)
+    groups, scored = rollouts.groups, _scored(rollouts, token_level=token_level).to(estimate.device)
     speaks = layout.segment_sum((estimate != 0).double()) > 0 if token_level else estimate != 0
     moves = group_any(speaks.to(groups.index.device), groups).to(estimate.device) & (scored | speaks)
     white = whiten(estimate, moments, ddof=1, epsilon=1e-8)
     return torch.where(layout.expand(moves) if token_level else moves, white, 0.0)
+
+
+def _scored(rollouts: Rollouts, *, token_level: bool) -> Tensor:
+    assert rollouts.scored is not None
+    scored = rollouts.scored.any(1)
+    if token_level and rollouts.sessions is not None:
+        return group_any(scored, rollouts.sessions)
+    return scored

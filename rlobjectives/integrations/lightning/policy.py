@@ -265,6 +265,10 @@ class CausalLMPolicy(ObjectiveMixin, StaleSampling, CompletionValidation, Lightn
 
     # The rollout and the scoring forward.
 
+    def correct(self, rollouts: Rollouts) -> Tensor:
+        """Which completions count as right in the metrics: those whose first reward reaches `accuracy_threshold`."""
+        return rollouts.rewards[:, 0] >= self.accuracy_threshold
+
     @property
     def marks_truncated(self) -> bool:
         """Whether rollouts say which completions were cut off. Only where something follows them up."""

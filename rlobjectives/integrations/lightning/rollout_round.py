@@ -140,7 +140,8 @@ class Round:
         rollouts = self._rollouts(experience)
         estimate = estimator.estimate(rollouts).to(experience.device)
         statistics: dict[str, Stat] = dict(reward_metrics(rollouts, estimator))
-        statistics.update(group_metrics(rollouts) | length_metrics(rollouts))
+        statistics.update(group_metrics(rollouts, estimator))
+        statistics.update(length_metrics(rollouts, self.module.correct(rollouts)))
         if self.module.normalize_advantages:
             statistics["estimate"] = estimate_moments(
                 estimate, rollouts, experience.layout, token_level=estimator.token_level

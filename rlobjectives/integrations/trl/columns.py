@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from rlobjectives.errors import CapabilityError
 from rlobjectives.layouts import PaddedLayout
@@ -20,8 +21,10 @@ __all__ = [
     "GROUP",
     "KEPT",
     "SAMPLED",
+    "TEACHER",
     "forward",
     "scoring_parameters",
+    "teacher_column",
     "token_batch",
     "token_layout",
 ]
@@ -34,6 +37,9 @@ SAMPLED = "rlobjectives_sampled_logps"
 """Log-probabilities under the weights that sampled, recomputed: ``[B, T]``."""
 GENERATED_AT = "rlobjectives_generated_at"
 """Optimizer step at which the batch was sampled: 0-d int64."""
+
+TEACHER = "teacher_logprobs"
+"""A teacher's log-probabilities, from the user's ``rollout_func``: ``[B, T]``."""
 
 _HOOK = "_get_per_token_logps_and_entropies"
 _HANDLED = {
@@ -147,5 +153,31 @@ def token_batch(
         behavior_logprobs=behavior,
         behavior_known=known,
         ref_logprobs=inputs.get("ref_per_token_logps"),
+        teacher_logprobs=inputs.get(TEACHER),
         entropy=entropy,
     )
+
+
+def teacher_column(inputs: list[dict[str, Any]], completion_ids: list[list[int]]) -> Tensor:
+    """A teacher's log-probabilities as TRL pads columns, from what a ``rollout_func`` returned beside the completions.
+
+    Args:
+        inputs: TRL's rows, into which it has put the further fields of the ``rollout_func``.
+        completion_ids: Tokens of each completion.
+
+    Returns:
+        Float32 ``[B, T]``, 0 behind the end.
+
+    Raises:
+        CapabilityError: If there are none, or not one a token.
+    """
+    rows = [row.get(TEACHER) for row in inputs]
+    for position, (row, ids) in enumerate(zip(rows, completion_ids, strict=True)):
+        if row is None or len(row) != len(ids):
+            got = "none" if row is None else f"{len(row)} numbers"
+            raise CapabilityError(
+                f"the objective reads a teacher, but completion {position} came with {got} for its {len(ids)} tokens. "
+                f'Let rollout_func return "{TEACHER}" beside "logprobs": one list a completion, one number a token, '
+                "in nats and at the sampling temperature."
+            )
+    return pad_sequence([torch.as_tensor(row, dtype=torch.float32) for row in rows], batch_first=True)

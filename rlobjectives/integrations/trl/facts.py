@@ -43,7 +43,8 @@ def trainer_facts(
     Args:
         config: `GRPOConfig` or `RLOOConfig`.
         num_rewards: Reward functions; None if an environment may add some.
-        has_rollout_func: A user's sampler, which returns log-probabilities of what it sampled.
+        has_rollout_func: A user's sampler, which returns log-probabilities of what it sampled, and may return those
+            of a teacher.
         has_reference: The trainer hands out reference log-probabilities.
     """
     sampling = {**vars(config), **(config.generation_kwargs or {})}
@@ -63,7 +64,7 @@ def trainer_facts(
         normalize_advantages=False,
         has_critic=False,
         has_reference=has_reference,
-        has_teacher=False,
+        has_teacher=has_rollout_func,
         can_prepass=True,
         context_parallel_size=1,
         whole_groups_per_window=config.gradient_accumulation_steps % config.steps_per_generation == 0,

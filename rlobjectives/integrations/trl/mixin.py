@@ -115,9 +115,7 @@ class ObjectiveMixin(SamplingMixin):
                 True  # TRL 1.8 to 1.13 computes entropies without gradient otherwise
             )
         self._scale = GradientScale.for_ddp(self.accelerator.num_processes)
-        weights = getattr(self.objective.estimator, "weights", None)
-        if isinstance(weights, dict):
-            weights = self.objective.estimator.column_weights(tuple(self.reward_func_names))
+        weights = self.objective.estimator.reward_weights(unique_names(self.reward_func_names))
         if weights is not None:
             self.reward_weights = torch.tensor(weights, dtype=torch.float32)
         dropout = largest_dropout(self.model)

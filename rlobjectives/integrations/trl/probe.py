@@ -35,6 +35,10 @@ def missing_columns(
 
 def _columns(needs: Capabilities) -> set[str]:
     """Log-probabilities that TRL hands out; old ones are kept where others are needed."""
-    flags = {"behavior_logprobs": needs.needs_behavior_logprobs, "ref_logprobs": needs.needs_ref_logprobs}
+    flags = {
+        "behavior_logprobs": needs.needs_behavior_logprobs,
+        "ref_logprobs": needs.needs_ref_logprobs,
+        "teacher_logprobs": needs.needs_teacher,
+    }
     given = {name for name, needed in flags.items() if needed}
     return given | {"old_logprobs"} if given else given

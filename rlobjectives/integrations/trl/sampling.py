@@ -13,12 +13,15 @@ from rlobjectives.integrations.trl.columns import (
     GROUP,
     KEPT,
     SAMPLED,
+    TEACHER,
     forward,
+    teacher_column,
     token_layout,
 )
 from rlobjectives.integrations.trl.facts import is_stale
 from rlobjectives.integrations.trl.host import Host
 from rlobjectives.integrations.trl.rollout import Scored, global_rollouts, merge_rounds, score
+from rlobjectives.layouts import PaddedLayout
 from rlobjectives.statistics import Mean, Stat, Sum, fold
 
 __all__ = ["SamplingMixin"]
@@ -46,7 +49,10 @@ class SamplingMixin(Host):
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
     ) -> Tensor:
-        """Keep the matrix that TRL is about to sum up."""
+        """Keep the matrix that TRL is about to sum up, and what it is about to forget."""
+        self._lengths = torch.tensor([len(ids) for ids in completion_ids_list], device=self.args.device)
+        if self.objective.capabilities.needs_teacher:
+            self._teacher = teacher_column(inputs, completion_ids_list).to(self.args.device)
         self._rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         return self._rewards
 
@@ -78,6 +84,9 @@ class SamplingMixin(Host):
         group_size = self.num_generations if mode == "train" else self.num_generations_eval
         self._rows, self._group_size = output["completion_mask"].shape[0], group_size
         layout = token_layout(output)
+        if self.objective.capabilities.needs_teacher:
+            width = layout.shape[1] - self._teacher.shape[1]  # TRL may pad to a multiple
+            output[TEACHER] = torch.nn.functional.pad(self._teacher, (0, width))
         self._keep_logprobs(output, mode)
         start, everywhere = self._rows * self.accelerator.process_index, self._rewards.shape[0]
         genuine = everywhere if mode == "train" else self._genuine_rows(everywhere)
@@ -104,7 +113,7 @@ class SamplingMixin(Host):
         )
         output[GROUP] = rows // group_size + self._generation * (everywhere // group_size)
         output[GENERATED_AT] = torch.tensor(self.state.global_step)
-        self._report_rewards(scored, mode)
+        self._report_rewards(scored, mode, self._response_lengths(output, layout)[:genuine])
         return output, scored
 
     def _genuine_rows(self, everywhere: int) -> int:
@@ -122,7 +131,7 @@ class SamplingMixin(Host):
         # The pre-pass takes them if it needs nothing else of the forward.
         prepass = mode == "train" and needs.needs_prepass and "entropy" not in self.objective.columns()
         estimator = self.objective.estimator.required()
-        shaped = estimator.needs_ref_logprobs or estimator.needs_behavior_logprobs
+        shaped = estimator.needs_ref_logprobs or estimator.needs_behavior_logprobs or estimator.needs_teacher
         if output.get("old_per_token_logps") is None and (stale or behavior or prepass or shaped):
             size = self.args.per_device_train_batch_size if mode == "train" else None
             with torch.no_grad():
@@ -132,13 +141,15 @@ class SamplingMixin(Host):
     def _estimator_columns(self, output: dict[str, Any]) -> dict[str, Tensor]:
         """Token columns that the estimator itself says it reads."""
         needs = self.objective.estimator.required()
-        if not (needs.needs_ref_logprobs or needs.needs_behavior_logprobs):
+        if not (needs.needs_ref_logprobs or needs.needs_behavior_logprobs or needs.needs_teacher):
             return {}
         old = output.get("old_per_token_logps", output.get(SAMPLED))
         sampler = output.get("sampling_per_token_logps")
         columns = {"old_logprobs": old}
         if needs.needs_ref_logprobs:
             columns["ref_logprobs"] = output.get("ref_per_token_logps")
+        if needs.needs_teacher:
+            columns["teacher_logprobs"] = output[TEACHER]
         if needs.needs_behavior_logprobs:
             columns["behavior_logprobs"] = old if sampler is None else sampler
         return {name: column for name, column in columns.items() if column is not None}
@@ -151,13 +162,21 @@ class SamplingMixin(Host):
 
     # What people watch about rewards
 
-    def _report_rewards(self, scored: Scored, mode: str) -> None:
+    def _response_lengths(self, output: dict[str, Any], layout: PaddedLayout) -> Tensor:
+        """Tokens of all ranks' responses, those that are masked for being truncated included."""
+        own = layout.token_counts()
+        masked = output["completion_mask"].sum(1) == 0
+        own = torch.where(masked, self._lengths.to(own), own)
+        return own if self.accelerator.num_processes == 1 else self.accelerator.gather(own)
+
+    def _report_rewards(self, scored: Scored, mode: str, lengths: Tensor) -> None:
         stats = reward_metrics(scored.rollouts, self.objective.estimator)
         dead = stats.get("reward/constant_group_fraction")
         old = self._metrics[mode].get("frac_reward_zero_std")
         if old:  # TRL's own judges the sum of raw rewards, or the batch; ours judges the groups' advantages
             old[-1] = float(dead.value) if isinstance(dead, Mean) else old[-1]
-        self._add_stats(mode, stats | group_metrics(scored.rollouts) | length_metrics(scored.rollouts))
+        stats |= group_metrics(scored.rollouts, self.objective.estimator, lengths=lengths)
+        self._add_stats(mode, stats | length_metrics(scored.rollouts, lengths=lengths))
         if self.args.log_completions:
             self._log_advantages(scored)
 

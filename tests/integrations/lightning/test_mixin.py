@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from rlobjectives import (
+    GAE,
     GRPO,
     RLOO,
     BatchBaseline,
@@ -27,6 +28,7 @@ from rlobjectives import (
     TokenLoss,
 )
 from rlobjectives.integrations.lightning import Experience
+from rlobjectives.integrations.lightning.normalization import estimate_moments, normalized_estimate
 from rlobjectives.integrations.lightning.rollout_round import Round
 from tests.integrations.lightning.runs import fit, uneven
 from tests.integrations.lightning.toy import ToyPolicy, initial_weights
@@ -139,6 +141,24 @@ def test_whitening_over_the_rollout():
     metrics = fit(policy, "single", rollouts=1).trace[0]["metrics"]
     assert metrics["advantage/mean"] == pytest.approx(0.0, abs=1e-12)
     assert metrics["advantage/std"] == pytest.approx(1.0, rel=1e-6)
+
+
+def test_whitening_counts_every_turn_of_a_scored_session():
+    """Credit reaches turns that have no reward of their own, so they are whitened with the others."""
+    rollouts = Rollouts(
+        rewards=torch.tensor([0.0, 1.0, 0.0, 3.0]),
+        scored=torch.tensor([False, True, False, True]),
+        group_ids=torch.tensor([0, 0, 1, 1]),
+        session_ids=torch.tensor([5, 5, 6, 6]),
+        layout=PaddedLayout(torch.ones(4, 3, dtype=torch.bool)),
+        values=torch.zeros(4, 3),
+    )
+    estimate = GAE(reward_scope="session", trace_decay=0.5).estimate(rollouts)
+    moments = estimate_moments(estimate, rollouts, rollouts.layout, token_level=True)
+    white = normalized_estimate(estimate, moments, rollouts, rollouts.layout, token_level=True)
+    assert moments.count.item() == 12.0
+    assert white.mean().item() == pytest.approx(0.0, abs=1e-6)
+    assert white.std().item() == pytest.approx(1.0, rel=1e-6)
 
 
 def judged(rewards, **columns):

@@ -13,7 +13,16 @@ pytest.importorskip("trl")
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
-from rlobjectives import GRPO, CapabilityError, Estimator, KLPenalty, Objective, Rollouts, SequenceMean
+from rlobjectives import (
+    GRPO,
+    BatchBaseline,
+    CapabilityError,
+    Estimator,
+    KLPenalty,
+    Objective,
+    Rollouts,
+    SequenceMean,
+)
 from rlobjectives.integrations.trl import ObjectiveConfig, ObjectiveGRPOTrainer
 from tests.integrations.trl import tiny
 
@@ -277,6 +286,58 @@ def test_the_log_is_honest() -> None:
         if name.startswith(("policy/", "loss/", "advantage/"))
     } - {f"{name}{tail}" for name in trained.objective.declared_metrics() for tail in ("", "mean", "std")}
     assert not unknown
+
+
+def test_groups_are_judged_with_the_estimators_weights() -> None:
+    """Rewards that sum up to the same for every answer differ once they are weighed."""
+
+    def first(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [float(row % 2) for row in range(len(completion_ids))]
+
+    def second(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [float(row % 2 == 0) for row in range(len(completion_ids))]
+
+    objective = Objective(estimator=GRPO(weights=(1.0, 0.5)))
+    trained = train(objective, extra={"reward_funcs": [first, second]}, max_steps=1)
+    assert history(trained, "group/zero_advantage_fraction") == [0.0]
+    assert history(trained, "group/no_signal_token_fraction") == [0.0]
+    assert history(trained, "group/advantage_abs_mean")[0] > 0.0
+    assert history(trained, "reward") == [0.75]
+
+
+def test_truncated_completions_keep_their_length_in_the_log() -> None:
+    plain, masked = (
+        train("grpo", max_steps=1, mask_truncated_completions=flag, extra={"reward_funcs": [tiny.even]})
+        for flag in (False, True)
+    )
+    for name in (
+        "response/length_mean",
+        "response/length_max",
+        "response/correct_length_mean",
+        "group/empty_response_fraction",
+    ):
+        assert history(masked, name) == history(plain, name), name
+    assert history(masked, "response/length_mean") == history(masked, "completions/mean_length")
+    assert history(masked, "window/tokens")[0] < history(plain, "window/tokens")[0]
+
+
+def test_a_batch_baseline_keeps_groups_of_equal_rewards() -> None:
+    """Groups play no part in it, so a constant one is no reason to drop anything."""
+
+    def by_prompt(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [float(row // tiny.GROUP % 2) for row in range(len(completion_ids))]
+
+    trained = train(
+        Objective(estimator=BatchBaseline()),
+        ObjectiveConfig,
+        extra={"reward_funcs": [by_prompt]},
+        max_steps=1,
+        dynamic_sampling="drop",
+    )
+    assert history(trained, "window/skipped") == [0.0]
+    assert history(trained, "advantage/abs_mean") == [0.5]
+    assert history(trained, "sampling/dropped_group_fraction") == [0.0]
+    assert not history(trained, "group/zero_advantage_fraction")
 
 
 def test_metrics_are_weighted_over_the_steps_of_a_log_line() -> None:

@@ -20,7 +20,18 @@ from torch import Tensor
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 from trl import GRPOConfig, GRPOTrainer, RLOOTrainer
 
-from rlobjectives import GRPO, OPSM, CapabilityError, EntropyMask, Objective, SequenceMean
+from rlobjectives import (
+    GRPO,
+    OPSM,
+    CapabilityError,
+    Combined,
+    EntropyMask,
+    Objective,
+    Rollouts,
+    SequenceMean,
+    TeacherSignal,
+    TokenMean,
+)
 from rlobjectives.integrations.trl import ObjectiveGRPOTrainer
 from rlobjectives.integrations.trl.columns import forward, scoring_parameters
 from tests.integrations.trl import tiny
@@ -73,6 +84,53 @@ def test_tokens_of_a_tool_carry_no_loss() -> None:
     )
     assert gap(theirs, ours) <= 1e-6
     assert gap(ours, run(ObjectiveGRPOTrainer, cut, objective=TOKEN_MEAN)) > 1e-3
+
+
+def teacher(ids: list[int]) -> list[float]:
+    return [-0.1 * (token % 7) - 0.5 for token in ids]
+
+
+WITH_TEACHER = Objective(
+    estimator=Combined(estimators=(GRPO(epsilon=1e-4), TeacherSignal(coef=0.3))), reduction=TokenMean()
+)
+
+
+def test_a_teacher_speaks_through_the_sampler() -> None:
+    """Outcome reward and per-token teacher signal, each normalised on its own, the same for any cut."""
+    seen: list[Rollouts] = []
+    estimate = Combined.estimate
+
+    def looking(part: Combined, rollouts: Rollouts) -> Tensor:
+        seen.append(rollouts)
+        return estimate(part, rollouts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Combined, "estimate", looking)
+        rollout = with_column("teacher_logprobs", teacher)
+        whole = run(ObjectiveGRPOTrainer, {"max_steps": 2}, objective=WITH_TEACHER, rollout_func=rollout)
+    cut = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 2, "max_steps": 2}
+    rollout = with_column("teacher_logprobs", teacher)
+    assert gap(whole, run(ObjectiveGRPOTrainer, cut, objective=WITH_TEACHER, rollout_func=rollout)) <= 2e-6
+    alone = run(ObjectiveGRPOTrainer, {"max_steps": 2}, objective=TOKEN_MEAN)
+    assert gap(whole, alone) > 1e-3
+    # Each token's teacher is its own, and the student's log-probability stands beside it.
+    given = seen[-1]  # the first ones are made up, to see what is missing
+    mask = given.tokens("The test").mask
+    tens = (-10.0 * (given.teacher_logprobs[mask] + 0.5)).round()
+    assert torch.allclose(given.teacher_logprobs[mask], -0.1 * tens - 0.5)
+    assert given.old_logprobs is not None
+
+
+def test_a_teacher_that_says_nothing_is_refused() -> None:
+    with pytest.raises(CapabilityError, match="Give a teacher"):
+        tiny.trainer(
+            ObjectiveGRPOTrainer, GRPOConfig(**tiny.options()), objective=WITH_TEACHER, generated=True
+        )
+    with pytest.raises(CapabilityError, match='completion 0 came with none .* return "teacher_logprobs"'):
+        run(ObjectiveGRPOTrainer, {"max_steps": 1}, objective=WITH_TEACHER)
+    short = with_column("teacher_logprobs", lambda ids: teacher(ids)[1:])
+    with pytest.raises(CapabilityError, match="numbers for its"):
+        run(ObjectiveGRPOTrainer, {"max_steps": 1}, objective=WITH_TEACHER, rollout_func=short)
 
 
 def test_truncated_completions_leave_both_sums() -> None:
