@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlobjectives.checks import check_number, check_positive_int
-from rlobjectives.distributed import Communicator, synchronize
+from rlobjectives.distributed import Communicator, Fault
+from rlobjectives.distributed.synchronize import exchange
 from rlobjectives.integrations.lightning.engine import make_engine
 from rlobjectives.integrations.lightning.prompts import PromptBatch
 from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed, seeded
@@ -35,6 +37,15 @@ class ValidationScores:
     def __init__(self, accuracy_threshold: float) -> None:
         self._threshold = accuracy_threshold
         self._found: dict[str, Stat] = {}
+        self._fault = Fault()
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Run a batch of this rank; `finish` raises what goes wrong on all ranks, so that none waits for another."""
+        try:
+            yield
+        except Exception as error:  # kept, never dropped: finish() raises it
+            self._fault.note(error)
 
     def add(self, prefix: str, transcript: Transcript, counted: Sequence[bool]) -> None:
         """Take in one batch; fillers are left out.
@@ -54,9 +65,14 @@ class ValidationScores:
             self._found[name] = self._found[name].merge(stat) if name in self._found else stat
 
     def finish(self, communicator: Communicator) -> dict[str, float]:
-        """Merge over ranks, in one collective, and start anew; equal on every rank."""
-        found, self._found = self._found, {}
-        return measured_values(synchronize(found, communicator)) if found else {}
+        """Merge over ranks, in one collective, and start anew; equal on every rank.
+
+        Raises:
+            Exception: What went wrong in a `guard` of this rank; `RankError` on the others.
+        """
+        found, fault = self._found, self._fault
+        self._found, self._fault = {}, Fault()
+        return measured_values(exchange(found, communicator, fault=fault).statistics)
 
 
 class CompletionValidation(_Base):
@@ -83,7 +99,8 @@ class CompletionValidation(_Base):
 
     def validation_step(self, batch: PromptBatch, batch_idx: int = 0) -> None:
         """Complete the prompts, and score the completions."""
-        self.last_validation = self._measure("val", batch, batch_idx)
+        with self._validation.guard():
+            self.last_validation = self._measure("val", batch, batch_idx)
 
     def on_validation_epoch_end(self) -> None:
         """Merge all batches and ranks, and log."""
@@ -93,7 +110,8 @@ class CompletionValidation(_Base):
 
     def test_step(self, batch: PromptBatch, batch_idx: int = 0) -> None:
         """Measure the test prompts as validation measures its own."""
-        self._measure("test", batch, batch_idx)
+        with self._validation.guard():
+            self._measure("test", batch, batch_idx)
 
     def on_test_epoch_end(self) -> None:
         """Merge all batches and ranks, and log."""

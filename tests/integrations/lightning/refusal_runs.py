@@ -20,6 +20,7 @@ def refused(folder: str, unwritable: str) -> dict[str, str]:
     return {
         "folder": _error(folder, [SaveCompletions(unwritable)], spoil=False),
         "logits": _error(folder, [], spoil=True),
+        "validation": _validation_error(folder),
     }
 
 
@@ -34,6 +35,26 @@ def _error(folder: str, callbacks: list[Any], *, spoil: bool) -> str:
 
     if spoil:
         module.complete = spoiled
+    return _told(module, callbacks)
+
+
+def _validation_error(folder: str) -> str:
+    """A reward function that fails on rank 1, in the first of two validation batches."""
+    module = policy(folder, max_new_tokens=4)
+    transcribe, batches = module.transcribe, []
+
+    def broken(*inputs: Any, **options: Any) -> Any:
+        batches.append(inputs)
+        if module.global_rank == 1 and len(batches) == 1:
+            raise ValueError("no verifier here")
+        return transcribe(*inputs, **options)
+
+    module.transcribe = broken
+    told = _told(module, [], val_dataset=ROWS[:8], val_batch_size=2)
+    return f"{told} after {len(batches)} batches"
+
+
+def _told(module: Any, callbacks: list[Any], **data: Any) -> str:
     trainer = Trainer(
         strategy=make_strategy("ddp"),
         accelerator="cpu",
@@ -46,7 +67,7 @@ def _error(folder: str, callbacks: list[Any], *, spoil: bool) -> str:
         callbacks=callbacks,
     )
     try:
-        trainer.fit(module, PromptDataModule(ROWS, prompts_per_step=2, num_generations=4, seed=0))
-    except RLObjectivesError as error:
+        trainer.fit(module, PromptDataModule(ROWS, prompts_per_step=2, num_generations=4, seed=0, **data))
+    except (RLObjectivesError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"

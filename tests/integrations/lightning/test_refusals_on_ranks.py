@@ -19,3 +19,5 @@ def test_both_ranks_stop(tmp_path):
     assert second["folder"].startswith("RankError")
     assert first["logits"].startswith("RankError")
     assert second["logits"].startswith("NonFiniteError: 4 of 4 sequences have no next token to draw")
+    assert first["validation"].startswith("RankError")
+    assert second["validation"] == "ValueError: no verifier here after 2 batches"
