@@ -22,9 +22,19 @@ __all__ = [
     "check_positive_int",
     "check_seed",
     "check_shape",
+    "check_tensor",
     "nonfinite_count",
     "refuse_rows",
 ]
+
+
+def check_tensor(name: str, value: object) -> None:
+    """Raise a `ShapeError` unless ``value`` is a tensor: lists and arrays are not converted behind anyone's back."""
+    if not isinstance(value, Tensor):
+        raise ShapeError(
+            f"{name} is {value.__class__.__name__}; expected torch.Tensor. Convert it with "
+            "`torch.as_tensor(...)`, on the device of the other columns."
+        )
 
 
 def check_shape(name: str, value: Tensor, expected: tuple[int, ...], why: str) -> None:
@@ -32,6 +42,7 @@ def check_shape(name: str, value: Tensor, expected: tuple[int, ...], why: str) -
 
     Nothing here broadcasts: a ``[b, 1]`` loss against a ``[b, t]`` mask is the classic silent bug.
     """
+    check_tensor(name, value)
     if tuple(value.shape) != tuple(expected):
         raise ShapeError(
             f"{name} has shape {list(value.shape)}; expected {list(expected)} ({why}). "
@@ -41,6 +52,7 @@ def check_shape(name: str, value: Tensor, expected: tuple[int, ...], why: str) -
 
 def check_mask(name: str, value: Tensor) -> None:
     """Raise unless ``value`` is a boolean tensor (an integer mask is refused, not guessed)."""
+    check_tensor(name, value)
     if value.dtype is not torch.bool:
         raise ShapeError(
             f"{name} has dtype {value.dtype}; expected torch.bool, True where the token counts. "
@@ -50,12 +62,14 @@ def check_mask(name: str, value: Tensor) -> None:
 
 def check_floating(name: str, value: Tensor) -> None:
     """Raise unless ``value`` has a floating-point dtype."""
+    check_tensor(name, value)
     if not value.is_floating_point():
         raise ShapeError(f"{name} has dtype {value.dtype}; expected a floating-point dtype.")
 
 
 def check_integral(name: str, value: Tensor) -> None:
     """Raise unless ``value`` holds integers; strings are to be numbered by the caller."""
+    check_tensor(name, value)
     if value.is_floating_point() or value.is_complex() or value.dtype is torch.bool:
         raise ShapeError(
             f"{name} has dtype {value.dtype}; expected integers, one id a prompt. "

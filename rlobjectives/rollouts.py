@@ -10,9 +10,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_finite, check_floating, check_integral, check_mask, check_shape
+from rlobjectives.checks import (
+    check_finite,
+    check_floating,
+    check_integral,
+    check_mask,
+    check_shape,
+    check_tensor,
+)
 from rlobjectives.errors import MissingColumnError, NonFiniteError, ShapeError
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.layouts.base import check_layout
 
 __all__ = ["Groups", "Rollouts", "reward_matrix"]
 
@@ -123,6 +131,11 @@ class Rollouts:
     uncredited: bool = False  # filled below, from rewards and layout
 
     def __post_init__(self) -> None:
+        for name in ("rewards", "group_ids", "scored", "greedy_rewards"):
+            if (column := getattr(self, name)) is not None or name in ("rewards", "group_ids"):
+                check_tensor(name, column)
+        if self.layout is not None:
+            check_layout(self.layout)
         rewards = self.rewards.detach()
         if rewards.dtype is torch.bool:
             raise ShapeError(
@@ -133,6 +146,8 @@ class Rollouts:
         if rewards.dim() != 2:
             raise ShapeError(f"rewards has shape {list(self.rewards.shape)}; expected [n, r] or [n].")
         count, width = rewards.shape
+        if not width:
+            raise ShapeError(f"rewards has shape {list(rewards.shape)}; expected at least one reward column.")
         self._set("rewards", rewards)
         scored = self.scored
         if scored is None:

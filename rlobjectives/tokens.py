@@ -11,6 +11,7 @@ from torch import Tensor
 from rlobjectives.checks import check_floating, check_mask
 from rlobjectives.errors import MissingColumnError
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.layouts.base import check_layout
 
 __all__ = ["TokenBatch"]
 
@@ -99,6 +100,7 @@ class TokenBatch:
     teacher_known: Tensor | None = None
 
     def __post_init__(self) -> None:
+        check_layout(self.layout)
         for name in _KNOWN.values():
             known = getattr(self, name)
             if known is not None:

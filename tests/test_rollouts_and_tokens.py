@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from rlobjectives import (
+    GRPO,
     Groups,
     MissingColumnError,
     NonFiniteError,
+    Objective,
+    PackedLayout,
     PaddedLayout,
     Rollouts,
     ShapeError,
@@ -138,3 +141,33 @@ def test_a_missing_column_is_named_with_its_reader() -> None:
         tokens.need("ref_logprobs", "KLPenalty")
     assert torch.equal(tokens.old(), torch.ones(2, 2))
     assert torch.equal(tokens.replace(old_logprobs=torch.zeros(2, 2)).old(), torch.zeros(2, 2))
+
+
+ONES = torch.ones(2, 3)
+FLAT = torch.zeros(2, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("mask is list", lambda: PaddedLayout([[True, False]])),
+        ("mask is list", lambda: PackedLayout(torch.tensor([0, 1]), [True])),
+        ("cu_seqlens is list", lambda: PackedLayout([0, 1], torch.tensor([True]))),
+        ("rewards is list", lambda: Rollouts(rewards=[1.0, 0.0], group_ids=FLAT)),
+        ("rewards is ndarray", lambda: Rollouts(rewards=ONES[:, 0].numpy(), group_ids=FLAT)),
+        ("rewards is NoneType", lambda: Rollouts(rewards=None, group_ids=FLAT)),
+        ("at least one reward", lambda: Rollouts(rewards=torch.ones(2, 0), group_ids=FLAT)),
+        ("group_ids is list", lambda: Rollouts(rewards=ONES[:, 0], group_ids=["a", "a"])),
+        ("scored is list", lambda: Rollouts(rewards=ONES[:, 0], group_ids=FLAT, scored=[True, True])),
+        ("truncated is list", lambda: Rollouts(rewards=ONES[:, 0], group_ids=FLAT, truncated=[True, True])),
+        ("greedy_rewards is list", lambda: Rollouts(rewards=ONES[:, 0], group_ids=FLAT, greedy_rewards=[1.0, 0.0])),
+        ("layout is Tensor", lambda: Rollouts(rewards=ONES[:, 0], group_ids=FLAT, layout=ONES > 0)),
+        ("layout is Tensor", lambda: TokenBatch(logprobs=ONES, layout=ONES > 0)),
+        ("logprobs is ndarray", lambda: TokenBatch(logprobs=ONES.numpy(), layout=PaddedLayout(ONES > 0))),
+        ("estimate is ndarray", lambda: Objective(estimator=GRPO()).freeze([(ONES[:, 0].numpy(), PaddedLayout(ONES > 0))])),
+        ("layout is Tensor", lambda: Objective(estimator=GRPO()).freeze([(ONES[:, 0], ONES > 0)])),
+    ],
+)  # fmt: skip
+def test_what_is_no_tensor_or_layout_is_named(name, make):
+    with pytest.raises(ShapeError, match=name):
+        make()

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from rlobjectives.checks import check_integral, check_mask, check_shape
-from rlobjectives.errors import MissingColumnError
+from rlobjectives.errors import MissingColumnError, ShapeError
 from rlobjectives.layouts.scan import Piece, reverse_scan
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["SequenceFacts", "TokenLayout"]
+__all__ = ["SequenceFacts", "TokenLayout", "check_layout"]
 
 L = TypeVar("L", bound="TokenLayout")
 
@@ -255,3 +255,12 @@ class TokenLayout(abc.ABC):
         counts = torch.stack([self.token_counts(), self.sequence_mask().to(torch.float64)], dim=1)
         per_group = counts.new_zeros(unique.numel(), 2).index_add_(0, index, counts)
         return self.with_facts(prompt_tokens=per_group[index, 0], prompt_sequences=per_group[index, 1])
+
+
+def check_layout(layout: object) -> None:
+    """Raise a `ShapeError` unless this is a layout: a bare mask does not say where sequences begin."""
+    if not isinstance(layout, TokenLayout):
+        raise ShapeError(
+            f"layout is {layout.__class__.__name__}; expected a layout. Give PaddedLayout(mask), or "
+            "PackedLayout(cu_seqlens, mask)."
+        )

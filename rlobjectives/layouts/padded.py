@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_shape
+from rlobjectives.checks import check_shape, check_tensor
 from rlobjectives.errors import ShapeError
 from rlobjectives.layouts.base import TokenLayout
 from rlobjectives.layouts.scan import Buffers, Piece, piece_limit
@@ -32,6 +32,7 @@ class PaddedLayout(TokenLayout):
     """
 
     def __init__(self, mask: Tensor, **facts: Tensor) -> None:
+        check_tensor("mask", mask)
         if mask.dim() != 2:
             raise ShapeError(
                 f"layout.mask has shape {list(mask.shape)}; a padded layout needs [b, t]. "

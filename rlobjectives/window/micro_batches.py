@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import nonfinite_count
+from rlobjectives.checks import check_tensor, nonfinite_count
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.errors import ShapeError, WindowError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.layouts.base import check_layout
 from rlobjectives.statistics import Stat, Sum
 from rlobjectives.tokens import TokenBatch
 
@@ -26,6 +27,8 @@ COUNTS = ("tokens", "sequences", "nonempty_sequences")
 def check_estimate(estimator: Estimator, estimate: Tensor, layout: TokenLayout) -> None:
     """Refuse an estimate that has not one row a sequence, or one entry a token."""
     name = f"{type(estimator).__name__} estimate"
+    check_tensor(name, estimate)
+    check_layout(layout)
     if estimator.token_level:
         layout.check_columns(name, estimate)
     elif estimate.dim() not in (1, 2) or estimate.shape[0] != layout.num_sequences:
