@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-import time
-from collections.abc import Sequence
 from typing import Any, Literal
 
-import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlobjectives.capabilities import TrainerFacts
 from rlobjectives.checks import check_choice, check_number, check_positive_int
-from rlobjectives.distributed import LOCAL, Communicator, synchronize
 from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.lightning import language_models
 from rlobjectives.integrations.lightning.behavior_policy import StaleSampling
@@ -23,28 +18,25 @@ from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.mixin import ObjectiveMixin
 from rlobjectives.integrations.lightning.optimizer import make_optimizer
 from rlobjectives.integrations.lightning.policy_options import check_fits, check_optimizer_options
-from rlobjectives.integrations.lightning.prompts import PromptBatch
+from rlobjectives.integrations.lightning.prompt_rollouts import PromptRollouts
 from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed
 from rlobjectives.integrations.lightning.rewards import RewardFunction, RewardFunctions
 from rlobjectives.integrations.lightning.sampling import (
-    Completions,
     SamplingOptions,
-    sample_completions,
 )
 from rlobjectives.integrations.lightning.scoring import score_sequences
-from rlobjectives.integrations.lightning.sharding import is_sharded, shard_blocks, whole_weights
-from rlobjectives.integrations.lightning.transcript import Transcript, transcribe
-from rlobjectives.integrations.lightning.validation import CompletionValidation, measured_values
+from rlobjectives.integrations.lightning.sharding import shard_blocks
+from rlobjectives.integrations.lightning.transcript import Transcript
+from rlobjectives.integrations.lightning.validation import CompletionValidation
 from rlobjectives.integrations.snapshots import PolicySnapshots
-from rlobjectives.layouts import PaddedLayout
 from rlobjectives.objective import Objective
 from rlobjectives.rollouts import Rollouts
-from rlobjectives.statistics import Mean, Stat, Sum
+from rlobjectives.statistics import Stat
 
 __all__ = ["CausalLMPolicy"]
 
 
-class CausalLMPolicy(ObjectiveMixin, StaleSampling, CompletionValidation, LightningModule):
+class CausalLMPolicy(PromptRollouts, ObjectiveMixin, StaleSampling, CompletionValidation, LightningModule):
     """Any causal language model of ``transformers``, trained with an objective on sampled completions.
 
     One step: take the batch's prompts, sample ``num_generations`` completions of each, score them with the
@@ -263,137 +255,13 @@ class CausalLMPolicy(ObjectiveMixin, StaleSampling, CompletionValidation, Lightn
         if self.device_mesh is not None:
             shard_blocks(self.model, self.device_mesh["data_parallel"])
 
-    # The rollout and the scoring forward.
-
-    def correct(self, rollouts: Rollouts) -> Tensor:
-        """Which completions count as right in the metrics: those whose first reward reaches `accuracy_threshold`."""
-        return rollouts.rewards[:, 0] >= self.accuracy_threshold
-
-    @property
-    def marks_truncated(self) -> bool:
-        """Whether rollouts say which completions were cut off. Only where something follows them up."""
-        return False
-
-    def rollout(self, batch: PromptBatch) -> Experience:
-        """Sample completions of a batch of prompts and score them.
-
-        Args:
-            batch: This rank's prompts.
-
-        Returns:
-            ``len(batch) × num_generations`` sequences, a prompt's completions side by side.
-        """
-        repeats = batch.num_generations
-        prompt_ids, prompt_mask = self.encode(batch.prompts, repeats)
-        greedy = None
-        with self.behavior_weights():
-            completions = self.complete(prompt_ids, prompt_mask)
-            if self.estimator_reads("greedy_rewards"):
-                greedy = self.complete(*self.encode(batch.prompts), greedy=True)
-        transcript = self.transcribe(batch, completions, repeats)
-        self.last_rollout = transcript
-        self._rollout_statistics = {
-            "rollout/accuracy": transcript.accuracy(self.accuracy_threshold),
-            "rollout/completion_tokens": Mean.of(completions.mask.sum(1).double()),
-            "rollout/ended_fraction": Mean.of(transcript.ended.double()),
-            "rollout/tokens": Sum.of(prompt_mask.sum().double() + completions.mask.sum()),
-            **self.behavior_metrics(),
-        }
-        layout = PaddedLayout(
-            torch.cat([torch.zeros_like(prompt_mask, dtype=torch.bool), completions.mask], 1)
-        )
-        experience = Experience(
-            input_ids=torch.cat([prompt_ids, completions.ids], 1),
-            attention_mask=torch.cat([prompt_mask, completions.mask.long()], 1),
-            layout=layout,
-            rollouts=Rollouts(
-                rewards=transcript.rewards.to(self.device),
-                reward_names=transcript.reward_names,
-                group_ids=torch.tensor(batch.ids, device=self.device).repeat_interleave(repeats),
-                layout=layout,
-                truncated=~transcript.ended.to(self.device) if self.marks_truncated else None,
-                **self._against_greedy(batch, greedy, transcript, repeats),
-            ),
-            behavior_logprobs=nn.functional.pad(completions.logprobs, (prompt_ids.shape[1], 0)),
-        )
-        if self.old_logprobs == "behavior":
-            experience.old_logprobs = experience.behavior_logprobs
-        if self.has_reference:
-            experience.ref_logprobs = self._reference_logprobs(experience)
-        return experience
-
-    def complete(self, prompt_ids: Tensor, prompt_mask: Tensor, *, greedy: bool = False) -> Completions:
-        """Complete encoded prompts; override to sample with an inference engine.
-
-        Args:
-            prompt_ids: ``[n, p]``, padded on the left.
-            prompt_mask: ``[n, p]``, 1 on real tokens.
-            greedy: Take the most probable token instead of drawing one.
-        """
-        once = self.gather_for_sampling
-        with whole_weights(self.model) if once else contextlib.nullcontext(self.model) as model:
-            return sample_completions(
-                model,
-                prompt_ids,
-                prompt_mask,
-                self.sampling,
-                eos_ids=torch.tensor(self.end_ids, device=self.device),
-                pad_id=self.tokenizer.pad_token_id,
-                greedy=greedy,
-                communicator=Communicator.world() if is_sharded(model) and not once else LOCAL,
-            )
+    # The scoring forward, and what is right.
 
     def score(self, micro_batch: Experience) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities of a micro-batch, and entropies where the objective needs them."""
         entropy = "entropy" in self.objective.columns()
         return score_sequences(self.model, micro_batch, temperature=self.policy_temperature, entropy=entropy)
 
-    def _against_greedy(
-        self, batch: PromptBatch, greedy: Completions | None, drawn: Transcript, repeats: int
-    ) -> dict[str, Any]:
-        """Which rewards are scored, and with greedy answers theirs: a reward that lacks one of the two has neither."""
-        if greedy is None:
-            return {"scored": drawn.scored.to(self.device)}
-        answers = self.transcribe(batch, greedy)
-        scored = drawn.scored & answers.scored.repeat_interleave(repeats, 0)
-        rewards = torch.where(scored, answers.rewards.repeat_interleave(repeats, 0), 0.0)
-        return {"scored": scored.to(self.device), "greedy_rewards": rewards.to(self.device)}
-
-    def _reference_logprobs(self, experience: Experience) -> Tensor:
-        reference = self._reference[0].to(self.device)
-        parts = [
-            score_sequences(reference, experience.rows(rows), temperature=self.policy_temperature)[0]
-            for rows in torch.split(torch.arange(len(experience)), self.micro_batch_size)
-        ]
-        return torch.cat(parts).float()
-
-    # The training step.
-
-    def training_step(self, batch: PromptBatch, batch_idx: int = 0) -> None:
-        """One rollout and its optimizer steps, with what people watch about the rollout."""
-        started = time.perf_counter()
-        super().training_step(batch, batch_idx)
-        metrics = measured_values(synchronize(self._rollout_statistics, Communicator.world()))
-        metrics["time/tokens_per_second"] = metrics.pop("rollout/tokens") / (time.perf_counter() - started)
-        self.log_dict(metrics, batch_size=1)
-
-    def encode(self, prompts: Sequence[Any], repeats: int = 1) -> tuple[Tensor, Tensor]:
-        """Token ids and mask of prompts ``[n, p]``, padded on the left, each prompt `repeats` times."""
-        ids, mask = language_models.encode_prompts(
-            self.tokenizer, list(prompts), max_tokens=self.max_prompt_tokens
-        )
-        return (
-            ids.to(self.device).repeat_interleave(repeats, 0),
-            mask.to(self.device).repeat_interleave(repeats, 0),
-        )
-
-    def transcribe(self, batch: PromptBatch, completions: Completions, repeats: int = 1) -> Transcript:
-        """Text and scores of completions."""
-        return transcribe(
-            batch,
-            completions,
-            tokenizer=self.tokenizer,
-            end_ids=self.end_ids,
-            reward_functions=self.reward_functions,
-            repeats=repeats,
-        )
+    def correct(self, rollouts: Rollouts) -> Tensor:
+        """Which completions count as right in the metrics: those whose first reward reaches `accuracy_threshold`."""
+        return rollouts.rewards[:, 0] >= self.accuracy_threshold

@@ -1,0 +1,184 @@
+"""PromptRollouts: prompts in, scored completions out, for a module that holds a language model."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rlobjectives.distributed import LOCAL, Communicator, synchronize
+from rlobjectives.integrations.lightning import language_models
+from rlobjectives.integrations.lightning.experience import Experience
+from rlobjectives.integrations.lightning.prompts import PromptBatch
+from rlobjectives.integrations.lightning.rewards import RewardFunctions
+from rlobjectives.integrations.lightning.sampling import Completions, SamplingOptions, sample_completions
+from rlobjectives.integrations.lightning.scoring import score_sequences
+from rlobjectives.integrations.lightning.sharding import is_sharded, whole_weights
+from rlobjectives.integrations.lightning.transcript import Transcript, transcribe
+from rlobjectives.integrations.lightning.validation import measured_values
+from rlobjectives.layouts import PaddedLayout
+from rlobjectives.rollouts import Rollouts
+from rlobjectives.statistics import Mean, Stat, Sum
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule
+
+    _Base = LightningModule
+else:
+    _Base = object
+
+__all__ = ["PromptRollouts"]
+
+
+class PromptRollouts(_Base):
+    """The sampling half of `CausalLMPolicy`: encode, complete, transcribe, score.
+
+    The module supplies the model, its tokenizer, the reward functions and how to draw.
+    """
+
+    model: Any
+    tokenizer: Any
+    reward_functions: RewardFunctions
+    sampling: SamplingOptions
+    policy_temperature: float
+    micro_batch_size: int
+    max_prompt_tokens: int | None
+    end_ids: Any
+    gather_for_sampling: bool
+    accuracy_threshold: float
+    old_logprobs: str
+    has_reference: bool
+    last_rollout: Transcript | None
+    _reference: list[Any]
+    _rollout_statistics: dict[str, Stat]
+    behavior_weights: Any
+    behavior_metrics: Any
+    estimator_reads: Any
+
+    @property
+    def marks_truncated(self) -> bool:
+        """Whether rollouts say which completions were cut off. Only where something follows them up."""
+        return False
+
+    def rollout(self, batch: PromptBatch) -> Experience:
+        """Sample completions of a batch of prompts and score them.
+
+        Args:
+            batch: This rank's prompts.
+
+        Returns:
+            ``len(batch) × num_generations`` sequences, a prompt's completions side by side.
+        """
+        repeats = batch.num_generations
+        prompt_ids, prompt_mask = self.encode(batch.prompts, repeats)
+        greedy = None
+        with self.behavior_weights():
+            completions = self.complete(prompt_ids, prompt_mask)
+            if self.estimator_reads("greedy_rewards"):
+                greedy = self.complete(*self.encode(batch.prompts), greedy=True)
+        transcript = self.transcribe(batch, completions, repeats)
+        self.last_rollout = transcript
+        self._rollout_statistics = {
+            "rollout/accuracy": transcript.accuracy(self.accuracy_threshold),
+            "rollout/completion_tokens": Mean.of(completions.mask.sum(1).double()),
+            "rollout/ended_fraction": Mean.of(transcript.ended.double()),
+            "rollout/tokens": Sum.of(prompt_mask.sum().double() + completions.mask.sum()),
+            **self.behavior_metrics(),
+        }
+        layout = PaddedLayout(
+            torch.cat([torch.zeros_like(prompt_mask, dtype=torch.bool), completions.mask], 1)
+        )
+        experience = Experience(
+            input_ids=torch.cat([prompt_ids, completions.ids], 1),
+            attention_mask=torch.cat([prompt_mask, completions.mask.long()], 1),
+            layout=layout,
+            rollouts=Rollouts(
+                rewards=transcript.rewards.to(self.device),
+                reward_names=transcript.reward_names,
+                group_ids=torch.tensor(batch.ids, device=self.device).repeat_interleave(repeats),
+                layout=layout,
+                truncated=~transcript.ended.to(self.device) if self.marks_truncated else None,
+                **self._against_greedy(batch, greedy, transcript, repeats),
+            ),
+            behavior_logprobs=nn.functional.pad(completions.logprobs, (prompt_ids.shape[1], 0)),
+        )
+        if self.old_logprobs == "behavior":
+            experience.old_logprobs = experience.behavior_logprobs
+        if self.has_reference:
+            experience.ref_logprobs = self._reference_logprobs(experience)
+        return experience
+
+    def complete(self, prompt_ids: Tensor, prompt_mask: Tensor, *, greedy: bool = False) -> Completions:
+        """Complete encoded prompts; override to sample with an inference engine.
+
+        Args:
+            prompt_ids: ``[n, p]``, padded on the left.
+            prompt_mask: ``[n, p]``, 1 on real tokens.
+            greedy: Take the most probable token instead of drawing one.
+        """
+        once = self.gather_for_sampling
+        with whole_weights(self.model) if once else contextlib.nullcontext(self.model) as model:
+            return sample_completions(
+                model,
+                prompt_ids,
+                prompt_mask,
+                self.sampling,
+                eos_ids=torch.tensor(self.end_ids, device=self.device),
+                pad_id=self.tokenizer.pad_token_id,
+                greedy=greedy,
+                communicator=Communicator.world() if is_sharded(model) and not once else LOCAL,
+            )
+
+    def _against_greedy(
+        self, batch: PromptBatch, greedy: Completions | None, drawn: Transcript, repeats: int
+    ) -> dict[str, Any]:
+        """Which rewards are scored, and with greedy answers theirs: a reward that lacks one of the two has neither."""
+        if greedy is None:
+            return {"scored": drawn.scored.to(self.device)}
+        answers = self.transcribe(batch, greedy)
+        scored = drawn.scored & answers.scored.repeat_interleave(repeats, 0)
+        rewards = torch.where(scored, answers.rewards.repeat_interleave(repeats, 0), 0.0)
+        return {"scored": scored.to(self.device), "greedy_rewards": rewards.to(self.device)}
+
+    def _reference_logprobs(self, experience: Experience) -> Tensor:
+        reference = self._reference[0].to(self.device)
+        parts = [
+            score_sequences(reference, experience.rows(rows), temperature=self.policy_temperature)[0]
+            for rows in torch.split(torch.arange(len(experience)), self.micro_batch_size)
+        ]
+        return torch.cat(parts).float()
+
+    # The training step.
+
+    def training_step(self, batch: PromptBatch, batch_idx: int = 0) -> None:
+        """One rollout and its optimizer steps, with what people watch about the rollout."""
+        started = time.perf_counter()
+        super().training_step(batch, batch_idx)
+        metrics = measured_values(synchronize(self._rollout_statistics, Communicator.world()))
+        metrics["time/tokens_per_second"] = metrics.pop("rollout/tokens") / (time.perf_counter() - started)
+        self.log_dict(metrics, batch_size=1)
+
+    def encode(self, prompts: Sequence[Any], repeats: int = 1) -> tuple[Tensor, Tensor]:
+        """Token ids and mask of prompts ``[n, p]``, padded on the left, each prompt `repeats` times."""
+        ids, mask = language_models.encode_prompts(
+            self.tokenizer, list(prompts), max_tokens=self.max_prompt_tokens
+        )
+        return (
+            ids.to(self.device).repeat_interleave(repeats, 0),
+            mask.to(self.device).repeat_interleave(repeats, 0),
+        )
+
+    def transcribe(self, batch: PromptBatch, completions: Completions, repeats: int = 1) -> Transcript:
+        """Text and scores of completions."""
+        return transcribe(
+            batch,
+            completions,
+            tokenizer=self.tokenizer,
+            end_ids=self.end_ids,
+            reward_functions=self.reward_functions,
+            repeats=repeats,
+        )
