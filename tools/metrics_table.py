@@ -36,6 +36,9 @@ Every metric is a mergeable statistic over the whole window: all micro-batches o
 weighted by what it counts and equal on all ranks. `tools/metrics_table.py` writes this table from the code.
 A name that ends in `/` or `_` is reported twice, with `mean` and `std` behind it.
 
+Lightning and TRL put the windows of a log line together with `merge_reports`, which your own loop may use as well: means are
+weighted by what they counted, of extremes the most extreme stays.
+
 Beside them `CausalLMPolicy` logs `rollout/accuracy`, and `val/accuracy`, `val/sampled/accuracy` and `test/accuracy`: the
 share of completions whose first reward reaches `accuracy_threshold`, among those scored. One that the reward could not
 score (None) counts neither as right nor as wrong.
