@@ -18,8 +18,8 @@ SMALL = {
     "trainer.devices": 1,
     "trainer.strategy": "auto",
     "trainer.accelerator": "cpu",
-    "trainer.max_steps": 4,
-    "trainer.val_check_interval": 2,
+    "trainer.max_steps": 8,
+    "trainer.val_check_interval": 1,
     "data.init_args.prompts_per_step": 4,
     "data.init_args.val_dataset_options": "{part: held_out, limit: 4}",
 }
@@ -38,4 +38,3 @@ def test_a_configuration_trains(name, tmp_path, monkeypatch, capsys):
     trains = "loss/value_loss" if name == "ppo_gae" else "loss/policy"  # its policy still waits for the critic
     for metric in (trains, "val/accuracy", "response/length_mean", "group/empty_response_fraction"):
         assert metric in text
-    assert list(tmp_path.glob("runs/*/**/*.safetensors"))
