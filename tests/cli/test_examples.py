@@ -35,6 +35,8 @@ def test_a_configuration_trains(name, tmp_path, monkeypatch, capsys):
     assert main(["fit", "--config", str(EXAMPLES / f"{name}.yaml"), *overrides]) == 0, capsys.readouterr()
     (table,) = tmp_path.glob("runs/*/csv/**/metrics.csv")
     text = table.read_text()
-    trains = "loss/value_loss" if name == "ppo_gae" else "loss/policy"  # its policy still waits for the critic
+    trains = (
+        "loss/value_loss" if name == "ppo_gae" else "loss/policy"
+    )  # its policy still waits for the critic
     for metric in (trains, "val/accuracy", "response/length_mean", "group/empty_response_fraction"):
         assert metric in text
