@@ -12,6 +12,7 @@ from torch import Tensor
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.checks import check_number
 from rlobjectives.component import Metric, WindowContext
+from rlobjectives.errors import MissingColumnError
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses.base import TokenLoss, TokenTerm
 from rlobjectives.statistics import Mean
@@ -37,13 +38,16 @@ def clipped_value_loss(
     Args:
         values: Current values V, in reward units, shaped like the mask.
         returns: Targets R: raw returns, never normalised.
-        old_values: Values of the critic at the rollout; None does not clip.
+        old_values: Values of the critic at the rollout; not read, and may be None, if ``clip`` is None.
         layout: Supplies the mask.
         clip: How far V may move from the old value; None does not clip.
         huber_delta: Error beyond which the loss grows linearly; None stays quadratic.
 
     Returns:
         Value, slope and a boolean, shaped like the mask, without gradient. At a tie the unclipped branch rules.
+
+    Raises:
+        MissingColumnError: With ``clip`` and without ``old_values``.
 
     Example:
         >>> from rlobjectives import PaddedLayout
@@ -54,8 +58,12 @@ def clipped_value_loss(
     """
     values, returns = layout.select(values.detach()), layout.select(returns.detach())
     loss, slope = _error(values - returns, huber_delta)
-    if old_values is None or clip is None:
+    if clip is None:
         return loss, slope, torch.zeros_like(layout.mask)
+    if old_values is None:
+        raise MissingColumnError(
+            "clipped_value_loss clips around old_values, but there are none. Give those of the rollout, or clip=None."
+        )
     old_values = layout.select(old_values.detach())
     near = values.clamp(old_values - clip, old_values + clip)
     held, _ = _error(near - returns, huber_delta)
@@ -86,6 +94,7 @@ class ClippedValueLoss(TokenTerm):
 
     Raises:
         CapabilityError: If an option is out of range.
+        MissingColumnError: In a window, without values, returns or (unless ``clip`` is None) old values.
 
     Source:
         PPO, arXiv:1707.06347 (value clipping: its reference code). The factor ½ is in verl, OpenRLHF, SkyRL, AReaL and
@@ -124,7 +133,7 @@ class ClippedValueLoss(TokenTerm):
         loss, slope, clipped = clipped_value_loss(
             values=values,
             returns=returns.to(values.dtype),
-            old_values=tokens.old_values,
+            old_values=None if self.clip is None else tokens.need("old_values", "ClippedValueLoss(clip=...)"),
             layout=layout,
             clip=self.clip,
             huber_delta=self.huber_delta,

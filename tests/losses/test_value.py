@@ -64,8 +64,8 @@ def test_value_and_slope(clip, delta, scale):
         assert slope[0, place].item() == pytest.approx((up - down) / (2 * step), rel=1e-6, abs=1e-7)
 
 
-def window_loss(values, cuts=None, **columns):
-    objective = Objective(estimator=GAE(), value_loss=ClippedValueLoss(coef=0.5))
+def window_loss(values, cuts=None, value_loss=None, **columns):
+    objective = Objective(estimator=GAE(), value_loss=value_loss or ClippedValueLoss(coef=0.5))
     mask = columns.pop("mask")
     layout = PaddedLayout(mask)
     estimate = torch.zeros(mask.shape, dtype=torch.float64)
@@ -132,6 +132,15 @@ def test_what_is_missing_or_out_of_range_is_said():
             torch.zeros(1, 1, dtype=torch.float64, requires_grad=True),
             mask=torch.ones(1, 1, dtype=torch.bool),
         )
+    column = torch.zeros(1, 1, dtype=torch.float64)
+    given = {"values": column.clone().requires_grad_(), "mask": torch.ones(1, 1, dtype=torch.bool)}
+    with pytest.raises(MissingColumnError, match="reads old_values"):
+        window_loss(**given, returns=column)
+    assert window_loss(**given, returns=column, value_loss=ClippedValueLoss(clip=None))[0] == 0.0
+    plain_columns = {"values": column, "returns": column, "layout": layout_of(1)}
+    with pytest.raises(MissingColumnError, match="clips around old_values"):
+        clipped_value_loss(**plain_columns, old_values=None)
+    assert clipped_value_loss(**plain_columns, old_values=None, clip=None)[0].item() == 0.0
     for options in ({"coef": -1.0}, {"clip": 0.0}, {"huber_delta": 0.0}, {"clip": True}):
         with pytest.raises(CapabilityError):
             ClippedValueLoss(**options)
