@@ -243,7 +243,12 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
     ),
     "vtrace": AlgorithmSpec(
         summary="off-policy corrected values and advantages of a critic",
-        parts={"estimator": "VTrace", "policy_loss": "ClippedSurrogate", "reduction": "TokenMean"},
+        parts={
+            "estimator": "VTrace",
+            "policy_loss": "ClippedSurrogate",
+            "reduction": "TokenMean",
+            "value_loss": "ClippedValueLoss",
+        },
         source="arXiv:1802.01561",
     ),
 }

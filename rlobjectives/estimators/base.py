@@ -64,6 +64,10 @@ class Estimator(Component):
             "without a critic."
         )
 
+    def value_estimators(self) -> tuple[Estimator, ...]:
+        """The different estimators that have something for a critic to learn: none, this one, or those it is made of."""
+        return () if type(self).value_targets is Estimator.value_targets else (self,)
+
     def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:
         """What `finalize` must know about the window, from one micro-batch's estimate."""
         del estimate, layout

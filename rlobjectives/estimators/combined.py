@@ -30,7 +30,8 @@ class Combined(Estimator):
 
     Estimators of one advantage a sequence and of one a token mix freely; a per-token teacher signal next to
     an outcome reward is ``Combined(estimators=(GRPO(), TeacherSignal(coef=0.5)))``. All read the same
-    rollouts: give each its reward columns by its own ``weights``.
+    rollouts: give each its reward columns by its own ``weights``. A critic learns the targets of the estimator that
+    reads it, whatever that one weighs here; one critic cannot learn the targets of two.
 
     Args:
         estimators: At least one; none of them another `Combined`.
@@ -140,6 +141,24 @@ class Combined(Estimator):
                 signal = signal | part.carries_signal(rollouts)
         return signal
 
+    def value_estimators(self) -> tuple[Estimator, ...]:
+        """The estimators that read the critic, each once."""
+        found: list[Estimator] = []
+        for part in self.estimators:
+            found += [one for one in part.value_estimators() if one not in found]
+        return tuple(found)
+
+    def value_targets(self, rollouts: Rollouts) -> Tensor:
+        """The targets of the one estimator that reads the critic.
+
+        Raises:
+            CapabilityError: If none does, or several with different options, whose targets are different.
+        """
+        readers = self.value_estimators()
+        if len(readers) > 1:
+            raise CapabilityError(several_value_targets(self))
+        return readers[0].value_targets(rollouts) if readers else super().value_targets(rollouts)
+
     def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:
         """The statistics of every estimator, from its own columns.
 
@@ -184,6 +203,15 @@ class Combined(Estimator):
             if self.token_level and not part.token_level:
                 own = layout.first(own)
             yield part, own.squeeze(-1) if part.columns == 1 else own
+
+
+def several_value_targets(estimator: Estimator) -> str:
+    """What is wrong where a critic would have to learn the targets of more than one estimator."""
+    names = ", ".join(type(one).__name__ for one in estimator.value_estimators())
+    return (
+        f"{type(estimator).__name__} holds {len(estimator.value_estimators())} different estimators that read a critic "
+        f"({names}), and one critic cannot learn the targets of all. Keep one of them, or give them the same options."
+    )
 
 
 def _check_positions(part: Estimator, layout: TokenLayout) -> None:

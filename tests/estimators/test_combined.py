@@ -55,6 +55,28 @@ class Fixed(Estimator):
         return rollouts.rewards[:, 0]
 
 
+class TestValueTargets:
+    def data(self):
+        return rollouts_of(
+            MASK, [1.0, 0.0, 2.0, 0.5], groups=[3, 3, 3, 3], values=[[0.1] * 3, [0.2] * 3, [0.3] * 2, [0.4]]
+        )
+
+    def test_are_those_of_the_part_that_reads_the_critic(self):
+        gae = GAE(discount=0.9, trace_decay=0.8)
+        both = Combined(estimators=(GRPO(), gae, GAE(discount=0.9, trace_decay=0.8)), weights=(1.0, 0.5, 0.1))
+        assert both.value_estimators() == (gae,)
+        assert torch.equal(both.value_targets(self.data()), gae.value_targets(self.data()))
+
+    def test_of_two_are_refused(self):
+        both = Combined(estimators=(GAE(discount=0.9), GAE(discount=0.8)))
+        with pytest.raises(CapabilityError, match=r"2 different estimators that read a critic \(GAE, GAE\)"):
+            both.value_targets(self.data())
+
+    def test_of_none_are_refused(self):
+        with pytest.raises(CapabilityError, match="Combined reads no critic"):
+            Combined(estimators=(GRPO(),)).value_targets(self.data())
+
+
 class TestTeacherSignal:
     @both_layouts
     def test_is_the_difference_of_log_probabilities(self, kind):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rlobjectives.capabilities import TrainerFacts
 from rlobjectives.checks import check_positive_int
 from rlobjectives.errors import CapabilityError
-from rlobjectives.estimators import Estimator
+from rlobjectives.estimators.combined import several_value_targets
 from rlobjectives.integrations.lightning.critic_round import CriticRound
 from rlobjectives.integrations.lightning.engine import Engine
 from rlobjectives.integrations.lightning.experience import Experience
@@ -166,7 +166,10 @@ class CriticMixin(ObjectiveMixin):
                 f"{name} has no value_loss, so nothing would train the critic of {type(self).__name__}. Give "
                 "value_loss: ClippedValueLoss, or use a module without a critic."
             )
-        if type(estimator).value_targets is Estimator.value_targets:
+        readers = estimator.value_estimators()
+        if len(readers) > 1:
+            raise CapabilityError(several_value_targets(estimator))
+        if not readers:
             raise CapabilityError(
                 f"{type(estimator).__name__} reads no critic and gives it nothing to learn, but {type(self).__name__} "
                 "has one. Choose GAE, or use a module without a critic."

@@ -5,8 +5,11 @@ import torch
 from lightning.pytorch import LightningModule
 
 from rlobjectives import (
+    ALGORITHMS,
     GAE,
+    GRPO,
     CapabilityError,
+    Combined,
     Communicator,
     MissingColumnError,
     Objective,
@@ -205,6 +208,54 @@ def test_v_trace_judges_the_rollout():
     assert metrics["advantage/mean"] == pytest.approx(float(gains.mean()), rel=1e-5)
     assert metrics["advantage/highest"] == pytest.approx(float(gains.max()), rel=1e-5)
     assert metrics["advantage/lowest"] == pytest.approx(float(gains.min()), rel=1e-5)
+
+
+NEED_A_CRITIC = [
+    name
+    for name, spec in ALGORITHMS.items()
+    if Objective.named(
+        name, **{role: {"max_tokens": 6} for role in spec.parts if spec.parts[role] == "FixedBudget"}
+    ).capabilities.needs_critic
+]
+
+
+@pytest.mark.parametrize("name", NEED_A_CRITIC)
+def test_a_named_objective_that_reads_a_critic_trains_one(name):
+    def with_sampled(*place):
+        data = uneven(*place)
+        return data.replace(behavior_logprobs=Net().logprobs(data.input_ids).detach())
+
+    agent = ToyAgent(
+        source=with_sampled, objective=Objective.named(name, estimator={"on_lost_reward": "drop"})
+    )
+    agent.behavior_logprobs = "sampled"
+    step = fit(agent, "single", rollouts=1).trace[0]
+    assert step["steps"] == 1
+    assert not torch.equal(step["critic"], initial_agent()["critic"])
+    assert not torch.equal(step["policy"], initial_agent()["policy"])
+
+
+def test_all_that_read_a_critic_are_found():
+    assert {"ppo", "vapo", "vtrace"} <= set(NEED_A_CRITIC)
+
+
+def test_a_critic_trains_beside_a_group_estimator():
+    """The targets are those of the part that reads the critic."""
+    gae = {"discount": 0.9, "trace_decay": 0.8, "on_lost_reward": "drop"}
+
+    def trained(estimator):
+        agent = ToyAgent(objective=objective(estimator=estimator))
+        return fit(agent, "single", rollouts=1).trace[0]
+
+    both, alone = trained(Combined(estimators=(GRPO(), GAE(**gae)))), trained(GAE(**gae))
+    assert both["metrics"]["value/target_mean"] == alone["metrics"]["value/target_mean"]
+    assert torch.equal(both["critic"], alone["critic"])
+    assert not torch.equal(both["policy"], alone["policy"])
+    two = Combined(estimators=(GAE(**gae), VTrace()))
+    with pytest.raises(CapabilityError, match="holds 2 different estimators that read a critic"):
+        ToyAgent(objective=objective(estimator=two)).check_objective()
+    with pytest.raises(CapabilityError, match="Combined reads no critic"):
+        ToyAgent(objective=objective(estimator=Combined(estimators=(GRPO(),)))).check_objective()
 
 
 def test_kl_shaped_rewards_find_their_log_probabilities():
