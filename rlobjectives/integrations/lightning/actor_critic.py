@@ -34,8 +34,9 @@ class CausalLMActorCritic(CriticMixin, CausalLMPolicy):
     its ``coef``, except in steps that train the critic alone, which train the head alone.
 
     All options of `CausalLMPolicy` and `CriticMixin` hold. Policy and critic are groups of one AdamW; with
-    ``critic_warmup_steps`` the policy's own learning-rate warm-up begins when the policy does. An engine that casts
-    the whole module (DeepSpeed with bf16) casts the head too; its optimizer still keeps float32.
+    ``critic_warmup_steps`` the policy's own learning-rate warm-up begins when the policy does. A trainer that casts
+    the whole module (``bf16-true``, DeepSpeed with bf16) rounds the head's weights too; values are still computed and
+    given in float32, and DeepSpeed's optimizer keeps float32 weights.
 
     Args:
         critic_learning_rate: Of the critic, after its warm-up.

@@ -22,10 +22,23 @@ _HEAD = "value_head.safetensors"
 _FACTS = "value_head.json"
 
 
-class ValueHead(nn.Module):
-    """One number for each hidden state: a float32 linear map, whatever the backbone's precision.
+class _WideLinear(nn.Linear):
+    """A linear map that computes in float32 at least, whatever precision it, its input or an autocast is in.
 
-    Weights start as Normal(0, 0.02), the bias at 0, so that first values are small beside any reward.
+    A module of its own, since sharding strategies put a module's weights together when *its* forward is called.
+    """
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return nn.functional.linear(hidden.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
+
+
+class ValueHead(nn.Module):
+    """One number for each hidden state: a linear map in float32, whatever the backbone's precision.
+
+    Weights start as Normal(0, 0.02), the bias at 0, so that first values are small beside any reward. They are float32
+    too, until a trainer casts the whole module; the map is computed, and gives its values, in float32 also then.
 
     Args:
         hidden_size: Width of the hidden states.
@@ -37,14 +50,13 @@ class ValueHead(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.summary = nn.Linear(hidden_size, 1, dtype=torch.float32)
+        self.summary = _WideLinear(hidden_size, 1, dtype=torch.float32)
         nn.init.normal_(self.summary.weight, std=0.02)
         nn.init.zeros_(self.summary.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Values ``[…]`` of hidden states ``[…, h]``, in float32 at least."""
-        with torch.autocast(hidden.device.type, enabled=False):
-            values: Tensor = self.summary(hidden.to(self.summary.weight.dtype)).squeeze(-1)
+        """Values ``[…]`` of hidden states ``[…, h]``, in float32 (of a head in float64, in that)."""
+        values: Tensor = self.summary(hidden).squeeze(-1)
         return values
 
 

@@ -35,6 +35,27 @@ def test_the_head_starts_small_and_stays_in_float32():
     assert critic.value_head.summary.weight.dtype is torch.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_head_that_was_cast_still_computes_in_float32(dtype):
+    """Values of a few hundredths beside 3: half precision would round every one of them to the same."""
+    torch.manual_seed(0)
+    head = ValueHead(256)
+    torch.nn.init.constant_(head.summary.bias, 3.0)
+    hidden = torch.randn(64, 256).to(dtype)
+    head.to(dtype)
+    weight, bias = head.summary.weight.detach().double(), head.summary.bias.detach().double()
+    with torch.autocast("cpu", torch.bfloat16):
+        values = head(hidden)
+    assert values.dtype is torch.float32
+    expected = (hidden.double() @ weight.T + bias).squeeze(-1)
+    torch.testing.assert_close(values.double(), expected, rtol=0, atol=2e-6)
+    values.sum().backward()
+    assert head.summary.weight.grad.dtype is dtype
+    assert head.summary.bias.grad.item() == 64.0
+    assert list(head.state_dict()) == ["summary.weight", "summary.bias"]
+    assert head.double()(hidden).dtype is torch.float64
+
+
 def test_a_value_reads_only_what_is_before_its_token():
     critic = CausalLMWithValue(tiny())
     ids = torch.tensor([[4, 5, 6, 7, 8]])
