@@ -25,10 +25,12 @@ def local_shard(parameter: nn.Parameter) -> Tensor:
 
 
 class MovementWatch:
-    """Warns once if none of some weights has changed after a number of steps that should have changed them.
+    """Warns once if gradients have not moved some weights after a number of steps that should have.
 
     A head that stays where it started gives values without meaning, and advantages that are plain rewards; training
-    goes on without an error. Each rank compares the shard it keeps, bit by bit; one collective joins them, once.
+    goes on without an error. Weight decay moves weights too, so they must have changed *and* have seen a gradient other
+    than 0. Each rank looks at the shard it keeps and at the gradients of its own micro-batches, wherever the strategy
+    takes those afterwards; one collective joins what they found, once.
 
     Args:
         parameters: What to watch, for example a value head.
@@ -46,24 +48,48 @@ class MovementWatch:
         communicator: Communicator,
     ) -> None:
         self._watched = [(parameter, local_shard(parameter).clone()) for parameter in parameters]
+        self._hooks = [self._listen(parameter) for parameter, _ in self._watched if parameter.requires_grad]
+        self._device = self._watched[0][1].device if self._watched else torch.device("cpu")
+        self._pulled = torch.zeros((), dtype=torch.bool, device=self._device)
         self._name = name
         self._communicator = communicator
         self._steps = steps
         self._left = steps
+
+    def _listen(self, parameter: nn.Parameter) -> Any:
+        if isinstance(
+            parameter, DTensor
+        ):  # FSDP2: forwards use other tensors, this one gets the reduced gradient
+            return parameter.register_post_accumulate_grad_hook(lambda one: self._note(one.grad))
+        return parameter.register_hook(self._note)  # before ZeRO takes the gradient away
+
+    def _note(self, gradient: Any) -> None:
+        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        if local is not None:
+            self._pulled = self._pulled | (local.detach() != 0).any().to(self._device)
 
     def stepped(self) -> None:
         """Count one eligible step: one that was taken, with the weights in its loss."""
         self._left -= 1
         if self._left != 0:
             return
+        for hook in self._hooks:
+            hook.remove()
         changed = [not torch.equal(local_shard(parameter), start) for parameter, start in self._watched]
-        device = self._watched[0][1].device if self._watched else torch.device("cpu")
-        found = Sum.of(torch.tensor(changed, dtype=torch.float64, device=device))
-        self._watched = []
-        moved = synchronize({"moved": found}, self._communicator)["moved"]
-        if not bool(moved.row[0] > 0):
+        self._watched, self._hooks = [], []
+        found = {
+            "moved": Sum.of(torch.tensor(changed, dtype=torch.float64, device=self._device)),
+            "pulled": Sum.of(self._pulled.double().reshape(1)),
+        }
+        merged = synchronize(found, self._communicator)
+        if not bool(merged["moved"].row[0] > 0):
             rank_zero_warn(
                 f"{self._name} has not moved in {self._steps} optimizer steps, so the critic learns nothing. Usual "
                 "causes: a learning rate of 0, weights that are missing from the optimizer or frozen, values that were "
                 "detached, or a value loss whose coef is 0."
+            )
+        elif not bool(merged["pulled"].row[0] > 0):
+            rank_zero_warn(
+                f"{self._name} has had no gradient in {self._steps} optimizer steps, only weight decay, so the critic "
+                "learns nothing. Usual causes: values that were detached, or a value loss whose coef is 0."
             )

@@ -1,5 +1,7 @@
 """The critic in one process: several passes against a plain loop, what is weighed, read, run and refused."""
 
+import warnings
+
 import pytest
 import torch
 from lightning.pytorch import LightningModule
@@ -9,6 +11,7 @@ from rlobjectives import (
     GAE,
     GRPO,
     CapabilityError,
+    ClippedValueLoss,
     Combined,
     Communicator,
     MissingColumnError,
@@ -258,6 +261,22 @@ def test_a_critic_trains_beside_a_group_estimator():
         ToyAgent(objective=objective(estimator=Combined(estimators=(GRPO(),)))).check_objective()
 
 
+def test_weight_decay_is_no_learning():
+    """The optimizer decays the head by 0.1 a step, whatever the value loss says."""
+
+    def told(**options):
+        agent = ToyAgent(adam=True, critic_epochs=4, **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fit(agent, "single", rollouts=1)
+        assert not torch.equal(agent.trace[0]["critic"], initial_agent()["critic"])
+        return [str(one.message) for one in caught if "value head" in str(one.message)]
+
+    (warning,) = told(objective=objective(value_loss=ClippedValueLoss(coef=0.0)))
+    assert "has had no gradient in 5 optimizer steps, only weight decay" in warning
+    assert told() == []
+
+
 def test_kl_shaped_rewards_find_their_log_probabilities():
     """With one update a rollout nothing else asks for old log-probabilities."""
     gae = {"discount": 0.9, "trace_decay": 0.8, "on_lost_reward": "drop"}
@@ -307,10 +326,12 @@ def test_the_critic_s_objective_has_no_other_part():
 def test_a_watch_looks_once_and_only_after_its_steps():
     still, moving = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     watch = MovementWatch([still, moving], name="It", steps=2, communicator=Communicator())
+    moving.sum().backward()
     with torch.no_grad():
         moving[1] += 1e-7
     watch.stepped()
     watch.stepped()  # no warning: warnings are errors here
+    assert not moving._backward_hooks
     watch = MovementWatch([still], name="It", steps=2, communicator=Communicator())
     watch.stepped()
     with pytest.warns(UserWarning, match="It has not moved in 2 optimizer steps"):

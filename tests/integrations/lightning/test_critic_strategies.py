@@ -124,3 +124,5 @@ def test_a_head_that_stays_where_it_was_is_told_once(found, strategy):
     (warning,) = found(strategy)["still"]["told"]
     assert "has not moved in 5 optimizer steps" in warning
     assert "a learning rate of 0" in warning
+    (warning,) = found(strategy)["decayed"]["told"]
+    assert "has had no gradient in 5 optimizer steps" in warning

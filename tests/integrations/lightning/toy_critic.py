@@ -245,5 +245,7 @@ def all_cases(strategies: tuple[str, ...], folder: str) -> dict[str, dict[str, A
         train(strategy, 4, source=sampled, seed=3, **ALONE, trainer={"max_steps": 4, "folder": place})
         torch.manual_seed(99)  # a resumed process does not stand where the stopped one stood
         cases["rest"] = train(strategy, 4, source=sampled, **ALONE, trainer={"resume": place / "step=4.ckpt"})
+        unpaid = objective(value_loss=ClippedValueLoss(coef=0.0))
+        cases["decayed"] = train(strategy, 3, objective=unpaid, **ALONE)
         cases["still"] = train(strategy, 3, critic_learning_rate=0.0, **ALONE)
     return found
