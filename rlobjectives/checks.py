@@ -98,7 +98,13 @@ def check_finite(name: str, value: Tensor, mask: Tensor | None = None) -> None:
 
 
 def refuse_rows(
-    bad: Tensor, what: str, remedy: str, error: type[RLObjectivesError] = CapabilityError
+    bad: Tensor,
+    what: str,
+    remedy: str,
+    error: type[RLObjectivesError] = CapabilityError,
+    *,
+    unit: str = "sequence",
+    ids: Tensor | None = None,
 ) -> None:
     """Raise if any row of data is flagged, naming the first few.
 
@@ -106,14 +112,16 @@ def refuse_rows(
 
     Args:
         bad: Bool ``[n]``.
-        what: What is wrong with those rows, to stand after "sequence 3, 7".
+        what: What is wrong with those rows, to stand after "2 of 9 sequences".
         remedy: What to do.
         error: The kind of error.
+        unit: What a row is.
+        ids: What the caller calls each row, ``[n]``; by default its position.
     """
     if bool(bad.any()):
-        rows = bad.nonzero().flatten().tolist()
+        rows = (bad.nonzero().flatten() if ids is None else ids[bad]).tolist()
         shown = ", ".join(map(str, rows[:5])) + (", …" if len(rows) > 5 else "")
-        raise error(f"{len(rows):,} of {bad.numel():,} sequences {what} (sequence {shown}). {remedy}")
+        raise error(f"{len(rows):,} of {bad.numel():,} {unit}s {what} ({unit} {shown}). {remedy}")
 
 
 def check_number(

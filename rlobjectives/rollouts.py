@@ -90,12 +90,14 @@ class Rollouts:
         session_ids: Integer session of each sequence, ``[n]``, for credit across turns. The sequences of
             one session are given in the order of time.
         truncated: Bool ``[n]``, True where a sequence was cut off rather than finished. Never guessed.
-        bootstrap_values: Value of the state after a truncated sequence, ``[n]``; ignored elsewhere.
+        bootstrap_values: Value of the state after a truncated sequence, ``[n]``; ignored elsewhere. Who credits tokens
+            with a critic needs them as soon as a sequence that counts is marked truncated.
         greedy_rewards: Rewards of the greedy answer to each sequence's prompt, shaped like `rewards`.
         groups: Filled in from ``group_ids``; leave it out.
         sessions: Filled in from ``session_ids``; leave it out.
         unscored: Filled in: whether some sequence has no scored reward at all.
         uncredited: Filled in: whether some sequence has a reward other than 0 and no token to carry it.
+        unbootstrapped: Filled in: whether some sequence is truncated and nothing says what follows it.
 
     Raises:
         ShapeError: If shapes disagree, or rewards are boolean.
@@ -129,6 +131,7 @@ class Rollouts:
     sessions: Groups | None = None  # filled below, from session_ids
     unscored: bool = False  # filled below, with the look at the rewards
     uncredited: bool = False  # filled below, from rewards and layout
+    unbootstrapped: bool = False  # filled below, from truncated and bootstrap_values
 
     def __post_init__(self) -> None:
         for name in ("rewards", "group_ids", "scored", "greedy_rewards"):
@@ -215,6 +218,7 @@ class Rollouts:
         if self.truncated is not None:
             check_mask("truncated", self.truncated)
             check_shape("truncated", self.truncated, (count,), "one flag a sequence")
+        self._set("unbootstrapped", self._cut_without_value())
         if self.bootstrap_values is not None:
             truncated = self.need("truncated", "rollouts.bootstrap_values")
             check_shape("bootstrap_values", self.bootstrap_values, (count,), "one value a sequence")
@@ -226,6 +230,12 @@ class Rollouts:
             check_shape("greedy_rewards", greedy, tuple(self.rewards.shape), "the shape of rewards")
             check_finite("greedy_rewards", greedy)
             self._set("greedy_rewards", greedy)
+
+    def _cut_without_value(self) -> bool:
+        if self.truncated is None or self.bootstrap_values is not None:
+            return False  # without a look at the device
+        counted = self.truncated if self.layout is None else self.truncated & self.layout.sequence_mask()
+        return bool(counted.any())
 
     def need(self, name: str, reader: str) -> Tensor:
         """A column that ``reader`` cannot do without.

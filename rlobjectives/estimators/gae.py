@@ -50,8 +50,8 @@ def final_rewards(rewards: Tensor, rollouts: Rollouts, discount: float, reader: 
     Raises:
         MissingColumnError: If some sequences are marked truncated without `bootstrap_values`.
     """
-    if rollouts.truncated is None:
-        return rewards
+    if rollouts.truncated is None or (rollouts.bootstrap_values is None and not rollouts.unbootstrapped):
+        return rewards  # nothing was cut off, as Rollouts found at the boundary
     values = rollouts.need("bootstrap_values", f"{reader} (truncated sequences)").double()
     return rewards + discount * torch.where(rollouts.truncated, values, 0.0)
 
@@ -199,15 +199,18 @@ class GAE(Normalized):
         sessions = rollouts.sessions
         assert sessions is not None and rollouts.scored is not None
 
+        layout = rollouts.tokens("GAE")
+
         def by_session(column: Tensor) -> Tensor:
-            return rewards.new_zeros(rewards.shape).index_add_(0, sessions.index, column.double())
+            counted = torch.where(layout.sequence_mask(), column.double(), 0.0)
+            return rewards.new_zeros(rewards.shape).index_add_(0, sessions.index, counted)
 
         # A session has its reward where any of its sequences has one.
         if self.on_lost_reward == "error" and rollouts.uncredited:
-            refuse_lost_rewards(rewards, by_session(rollouts.tokens("GAE").local_counts()), "GAE")
+            refuse_lost_rewards(rewards, by_session(layout.local_counts()), "GAE", sessions.ids)
         if rollouts.unscored:
-            counts = by_session(rollouts.tokens("GAE").local_counts())
-            refuse_unscored(by_session(rollouts.scored.any(1)) > 0, counts, "GAE")
+            counts, scored = by_session(layout.local_counts()), by_session(rollouts.scored.any(1)) > 0
+            refuse_unscored(scored, counts, "GAE", sessions.ids)
         return rewards[sessions.index]
 
     def _session_final(self, rollouts: Rollouts, whole: Trajectories) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from rlobjectives.checks import check_choice, check_number, check_shape
 from rlobjectives.layouts import TokenLayout
 
-__all__ = ["OBSERVATIONS", "Credit", "lambda_returns"]
+__all__ = ["OBSERVATIONS", "Credit", "lambda_returns", "plain_columns"]
 
 OBSERVATIONS = ("skip", "zero_value", "step")
 
@@ -25,6 +25,20 @@ class Credit(NamedTuple):
 
     advantages: Tensor
     returns: Tensor
+
+
+def plain_columns(layout: TokenLayout, **columns: Tensor | None) -> list[Tensor | None]:
+    """Columns of tokens, and ``final_rewards`` of sequences, checked against the layout and without gradient.
+
+    Raises:
+        ShapeError: If one does not fit: nothing is cut or broadcast.
+    """
+    for name, column in columns.items():
+        if column is not None and name == "final_rewards":
+            check_shape(name, column, (layout.num_sequences,), "one reward a sequence")
+        elif column is not None:
+            layout.check(name, column)
+    return [None if column is None else column.detach() for column in columns.values()]
 
 
 def lambda_returns(
@@ -53,13 +67,19 @@ def lambda_returns(
         final_rewards: R, ``[n]``: reward of the whole sequence, plus γ times the value of what follows where
             it was truncated.
         discount: γ in [0, 1].
-        trace_decay: λ in [0, 1], one number, or one a sequence ``[n]``.
+        trace_decay: λ in [0, 1], one number, or one a sequence ``[n]``; that the numbers of a tensor are in range is
+            the caller's to know, since looking at them would stop the device.
         observations: ``"skip"``: a masked token is no step. ``"zero_value"``: masked tokens before the last
             action are steps with value 0. ``"step"``: they are steps with their own value, which must
             then be finite.
 
     Returns:
-        In the precision of ``values`` (else of ``token_rewards``, else float64). Scope: one sequence.
+        In the precision of ``values`` (else of ``token_rewards``, else float64). Scope: one sequence. Gradient: none,
+        whatever the arguments carry.
+
+    Raises:
+        CapabilityError: If an option is out of range.
+        ShapeError: If a column has another shape.
 
     Example:
         >>> from rlobjectives import PaddedLayout
@@ -72,13 +92,16 @@ def lambda_returns(
     """
     check_number("discount", discount, low=0.0, high=1.0)
     check_choice("observations", observations, OBSERVATIONS)
-    if not isinstance(trace_decay, Tensor):
+    if isinstance(trace_decay, Tensor):
+        check_shape(
+            "trace_decay", trace_decay, (layout.num_sequences,), "one a sequence, or one number for all"
+        )
+        trace_decay = trace_decay.detach()
+    else:
         check_number("trace_decay", trace_decay, low=0.0, high=1.0)
-    for name, column in (("values", values), ("token_rewards", token_rewards)):
-        if column is not None:
-            layout.check(name, column)
-    if final_rewards is not None:
-        check_shape("final_rewards", final_rewards, (layout.num_sequences,), "one reward a sequence")
+    values, token_rewards, final_rewards = plain_columns(
+        layout, values=values, token_rewards=token_rewards, final_rewards=final_rewards
+    )
     steps = layout.mask
     if observations != "skip":
         steps = layout.reverse_scan(torch.ones(layout.shape, device=layout.device), 1.0) > 0

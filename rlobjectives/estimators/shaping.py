@@ -58,21 +58,27 @@ def sequence_rewards(
     return rewards
 
 
-def refuse_unscored(scored: Tensor, counts: Tensor, reader: str) -> None:
-    """Raise if a sequence (or session) with action tokens has no scored reward at all."""
+def refuse_unscored(scored: Tensor, counts: Tensor, reader: str, session_ids: Tensor | None = None) -> None:
+    """Raise if a sequence (of ``session_ids``: a session) with action tokens has no scored reward at all."""
     refuse_rows(
         ~scored & (counts > 0),
         f"have no scored reward, and {reader} would have to take that for a reward of 0",
         "Score them, mask them out of the layout, or leave them out of the rollouts.",
+        unit="sequence" if session_ids is None else "session",
+        ids=session_ids,
     )
 
 
-def refuse_lost_rewards(rewards: Tensor, counts: Tensor, reader: str) -> None:
-    """Raise if a sequence (or session) without action tokens has a reward other than 0."""
+def refuse_lost_rewards(
+    rewards: Tensor, counts: Tensor, reader: str, session_ids: Tensor | None = None
+) -> None:
+    """Raise if a sequence (of ``session_ids``: a session) without action tokens has a reward other than 0."""
     refuse_rows(
         (rewards != 0) & (counts == 0),
         f"have a reward other than 0 but no action token that {reader} could credit",
         'Mask in at least one token, set that reward to 0, or set on_lost_reward="drop".',
+        unit="sequence" if session_ids is None else "session",
+        ids=session_ids,
     )
 
 

@@ -12,7 +12,7 @@ from rlobjectives.capabilities import Capabilities
 from rlobjectives.checks import check_choice, check_number, check_numbers
 from rlobjectives.estimators.gae import final_rewards
 from rlobjectives.estimators.normalized import Normalized
-from rlobjectives.estimators.returns import Credit
+from rlobjectives.estimators.returns import Credit, plain_columns
 from rlobjectives.estimators.shaping import sequence_rewards
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.scan import Piece
@@ -56,7 +56,12 @@ def vtrace_returns(
         log_ratio_clamp: Bound on the absolute log-ratio before ``exp``.
 
     Returns:
-        Advantages, and v as returns, in the precision of ``values``. Scope: one sequence.
+        Advantages, and v as returns, in the precision of ``values``. Scope: one sequence. Gradient: none, whatever the
+        arguments carry.
+
+    Raises:
+        CapabilityError: If an option is out of range.
+        ShapeError: If a column has another shape.
 
     Example:
         >>> from rlobjectives import PaddedLayout
@@ -65,12 +70,20 @@ def vtrace_returns(
         >>> vtrace_returns(layout, 0.5 * ones, 0.0 * ones, final_rewards=torch.tensor([1.0])).advantages
         tensor([[0.5000, 0.5000]])
     """
+    check_number("discount", discount, low=0.0, high=1.0)
+    check_number("trace_decay", trace_decay, low=0.0, high=1.0)
+    bounds = {"rho_clip": rho_clip, "trace_clip": trace_clip, "policy_rho_clip": policy_rho_clip}
+    for name, bound in {**bounds, "log_ratio_clamp": log_ratio_clamp}.items():
+        check_number(name, bound, low=0.0, open_low=True)
+    token_rewards, final_rewards = plain_columns(
+        layout, token_rewards=token_rewards, final_rewards=final_rewards
+    )
+    for name, column in (("values", values), ("log_ratio", log_ratio)):
+        layout.check(name, column)
+    values, log_ratio = values.detach(), log_ratio.detach()
     dtype = torch.promote_types(values.dtype, torch.float32)
     advantages = torch.empty(layout.shape, dtype=dtype, device=layout.device)
     returns = torch.empty_like(advantages)
-    for name, column in (("values", values), ("log_ratio", log_ratio), ("token_rewards", token_rewards)):
-        if column is not None:
-            layout.check(name, column)
     for piece in layout.pieces():
         beside = ~piece.take(layout.mask)
         value, log = piece.load("value", values, beside), piece.load("log", log_ratio, beside)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -19,7 +20,9 @@ from rlobjectives import (
     PaddedLayout,
     Rollouts,
     ShapeError,
+    TDLambda,
     TrainerFacts,
+    VTrace,
 )
 from rlobjectives.functional import adaptive_trace_decay, lambda_returns
 from tests.estimators.helpers import LAYOUTS, close, column, final, layout_of, rollouts_of, rows_of
@@ -147,7 +150,7 @@ def test_unscored_sequences_say_nothing_about_their_session(reward):
 
 def test_a_session_that_contradicts_itself_is_refused():
     rollouts = rollouts_of([[1], [1]], [1.0, 2.0], values=[[0.0], [0.0]], session_ids=[5, 5])
-    with pytest.raises(CapabilityError, match="different rewards"):
+    with pytest.raises(CapabilityError, match=r"1 of 1 sessions have .* different scores .* \(session 5\)"):
         GAE(reward_scope="session").estimate(rollouts)
     with pytest.raises(MissingColumnError, match="session_ids"):
         GAE(reward_scope="session").estimate(rollouts_of([[1]], [1.0], values=[[0.0]]))
@@ -278,6 +281,17 @@ class TestTruncation:
     def test_the_two_columns_come_together(self):
         with pytest.raises(MissingColumnError, match="bootstrap_values"):
             run([[1]], [0.0], [[0.1]], truncated=[True])
+        for part in (GAE(), TDLambda(), VTrace()):
+            columns = {"values": [[0.1]] * 2, "old_logprobs": [[-1.0]] * 2, "behavior_logprobs": [[-1.0]] * 2}
+            data = rollouts_of([[1], [1]], [1.0, 1.0], truncated=[False, False], **columns)
+            part.estimate(data)  # nothing was cut off, so nothing need be known
+            with pytest.raises(MissingColumnError, match="bootstrap_values"):
+                part.estimate(dataclasses.replace(data, truncated=torch.tensor([False, True])))
+            dummy = data.layout.with_facts(sequence_mask=torch.tensor([True, False]))
+            cut = torch.tensor([False, True])
+            part.estimate(dataclasses.replace(data, truncated=cut, layout=dummy))
+            known = dataclasses.replace(data, truncated=cut, bootstrap_values=torch.ones(2))
+            assert not known.unbootstrapped
         with pytest.raises(MissingColumnError, match="truncated"):
             run([[1]], [0.0], [[0.1]], bootstrap_values=torch.tensor([1.0]))
 
@@ -303,7 +317,7 @@ class TestRewardsWithoutAnActionToken:
             options = {"reward_scope": scope}
             advantages, _ = run(mask, [1.0, 1.0], values, options=options, session_ids=[4, 4])
             close(advantages, [[1.0], [0.0]])
-            with pytest.raises(CapabilityError, match="no action token"):
+            with pytest.raises(CapabilityError, match=r"no action token .* \(session 4\)"):
                 run([[0], [0]], [1.0, 1.0], values, options=options, session_ids=[4, 4])
 
     def test_of_dummy_rows_do_not_matter(self):
@@ -312,6 +326,66 @@ class TestRewardsWithoutAnActionToken:
             rewards=torch.ones(2), group_ids=torch.tensor([0, 1]), layout=layout, values=torch.zeros(2, 1)
         )
         close(GAE().estimate(rollouts), [[1.0], [0.0]])
+
+    @pytest.mark.parametrize("scope", ["session", "session_replicated"])
+    def test_of_dummy_rows_do_not_matter_to_sessions(self, scope):
+        """Alone in a session, at the end of one, and with a reward that contradicts it."""
+        counted = torch.tensor([True, False, True, False])
+        layout = layout_of([[1], [0], [1], [0]]).with_facts(sequence_mask=counted)
+        rollouts = Rollouts(
+            rewards=torch.tensor([1.0, 1.0, 2.0, 3.0]),
+            group_ids=torch.arange(4),
+            layout=layout,
+            values=torch.tensor([[0.25], [math.nan], [0.5], [math.nan]]),
+            session_ids=torch.tensor([3, 9, 4, 4]),
+            truncated=torch.tensor([False, True, False, True]),
+            bootstrap_values=torch.full((4,), 50.0),
+        )
+        for observations in ("skip", "zero_value"):
+            credit = GAE(reward_scope=scope, discount=0.5, observations=observations).credit(rollouts)
+            close(credit.advantages, [[0.75], [0.0], [1.5], [0.0]])
+            close(credit.returns, [[1.0], [0.0], [2.0], [0.0]])
+        unscored = torch.tensor([True, False, False, True])
+        rollouts = dataclasses.replace(rollouts, scored=unscored, bootstrap_values=None, truncated=None)
+        with pytest.raises(CapabilityError, match=r"1 of 3 sessions have no scored reward.* \(session 4\)"):
+            GAE(reward_scope=scope).estimate(rollouts)
+
+    def test_a_dummy_row_inside_a_session_is_no_step(self):
+        options = {"discount": 0.5, "trace_decay": 0.5, "reward_scope": "session"}
+        columns = {"group_ids": torch.arange(3), "session_ids": torch.tensor([7, 7, 7])}
+        found, bare = (
+            GAE(**options, observations=observations).estimate(
+                Rollouts(
+                    rewards=torch.ones(3)[:rows],
+                    layout=layout_of([[1], [0], [1]]).with_facts(
+                        sequence_mask=torch.tensor([True, False, True])
+                    )
+                    if rows == 3
+                    else layout_of([[1], [1]]),
+                    values=torch.tensor([[0.25], [9.0], [0.5]] if rows == 3 else [[0.25], [0.5]]),
+                    **{name: column[:rows] for name, column in columns.items()},
+                )
+            )
+            for rows, observations in ((3, "step"), (2, "skip"))
+        )
+        close(found[[0, 2]], bare)
+
+
+class TestReturnsCheckWhatTheyGet:
+    layout = layout_of([[1, 1], [1, 0]])
+
+    @pytest.mark.parametrize("column", ["trace_decay", "final_rewards"])
+    @pytest.mark.parametrize("length", [1, 3])
+    def test_lengths(self, column, length):
+        with pytest.raises(ShapeError, match=rf"{column} has shape \[{length}\]; expected \[2\]"):
+            lambda_returns(self.layout, **{column: torch.full((length,), 0.5)})
+
+    def test_gradients_end_here(self):
+        columns = {name: torch.rand(2, 2).requires_grad_() for name in ("values", "token_rewards")}
+        more = {name: torch.rand(2).requires_grad_() for name in ("final_rewards", "trace_decay")}
+        credit = lambda_returns(self.layout, **columns, **more)
+        assert not credit.advantages.requires_grad
+        assert not credit.returns.requires_grad
 
 
 class TestTraceDecays:

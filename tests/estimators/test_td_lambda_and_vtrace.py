@@ -18,6 +18,7 @@ from rlobjectives import (
     PaddedLayout,
     ReinforcePlusPlus,
     Rollouts,
+    ShapeError,
     TDLambda,
     TrainerFacts,
     VTrace,
@@ -211,3 +212,33 @@ def test_the_last_token_of_32k_is_rewarded_and_the_first_stays_finite(kind, esti
     # V-trace: a one-step advantage on top of the λ-target of the next token.
     expected = 0.99 * decay**99 if isinstance(estimator, VTrace) else decay**100
     assert float(found[-101]) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"discount": 2.0},
+        {"discount": -0.1},
+        {"trace_decay": 3.0},
+        {"rho_clip": 0.0},
+        {"trace_clip": -1.0},
+        {"policy_rho_clip": 0.0},
+        {"log_ratio_clamp": 0.0},
+    ],
+    ids=str,
+)
+def test_v_trace_refuses_options_out_of_range(options):
+    layout, zeros = layout_of([[1, 1]]), torch.zeros(1, 2)
+    with pytest.raises(CapabilityError, match=next(iter(options))):
+        vtrace_returns(layout, zeros, zeros, **options)
+
+
+def test_v_trace_checks_shapes_and_gives_no_gradient():
+    layout, ones = layout_of([[1, 1], [1, 0]]), torch.ones(2, 2, requires_grad=True)
+    for wrong in (torch.ones(1), torch.ones(3)):
+        with pytest.raises(ShapeError, match="final_rewards has shape"):
+            vtrace_returns(layout, ones, ones, final_rewards=wrong)
+    last = torch.ones(2, requires_grad=True)
+    credit = vtrace_returns(layout, ones, ones, token_rewards=ones, final_rewards=last)
+    assert not credit.advantages.requires_grad
+    assert not credit.returns.requires_grad
