@@ -15,7 +15,15 @@ from rlobjectives.checks import check_choice
 from rlobjectives.errors import CapabilityError
 from rlobjectives.rollouts import Groups, Rollouts
 
-__all__ = ["GroupMoments", "check_singletons", "group_any", "group_moments", "group_sum", "others_constant"]
+__all__ = [
+    "GroupMoments",
+    "check_singletons",
+    "group_any",
+    "group_moments",
+    "group_sum",
+    "others_constant",
+    "others_m2",
+]
 
 
 def group_sum(values: Tensor, groups: Groups) -> Tensor:
@@ -141,6 +149,42 @@ def others_constant(values: Tensor, scored: Tensor, groups: Groups) -> Tensor:
     # All but this one are equal if it stands alone at one end and all others (of two, the one) at the other.
     alone = (at_low & (lows == 1) & (highs == count - 1)) | (at_high & (highs == 1) & (lows == count - 1))
     return (low >= high) | alone
+
+
+def others_m2(values: Tensor, scored: Tensor, groups: Groups, moments: GroupMoments) -> Tensor:
+    """Squared deviations of the *other* scored members of a sequence's group from their own mean, summed.
+
+    Of c members, ``m2 − d²·c/(c − 1)`` is the sum without the one that deviates by d. The member farthest from the mean
+    stays among the others of everybody else, so theirs is at least a quarter of ``m2`` (``1 + c/(c − 2)`` ≤ 4 times it
+    makes up m2) and the difference is as good as m2. Only the farthest itself may be nearly all of m2: where it is left
+    out, the others are summed anew.
+
+    Args:
+        values: Float64 ``[n, r]``.
+        scored: Bool ``[n, r]``.
+        groups: The prompt groups.
+        moments: Those of the same values.
+
+    Returns:
+        ``[n, r]``; without meaning in an unscored cell.
+    """
+    share = moments.count / (moments.count - 1.0).clamp_min(1.0)
+    downdated = (moments.m2 - moments.deviation.square() * share).clamp_min(0.0)
+    farthest = _farthest(moments.deviation.abs(), scored, groups)
+    return torch.where(farthest, group_moments(values, scored & ~farthest, groups).m2, downdated)
+
+
+def _farthest(distance: Tensor, scored: Tensor, groups: Groups) -> Tensor:
+    """The one scored member of each group with the largest distance, the first of several; bool ``[n, r]``."""
+    rows, flags = torch.arange(groups.index.numel(), device=distance.device), []
+    for far, known in zip(distance.unbind(1), scored.unbind(1), strict=True):
+        most = far.new_full((groups.count,), -1.0).scatter_reduce_(
+            0, groups.index, torch.where(known, far, -1.0), "amax"
+        )
+        place = torch.where(known & (far == most[groups.index]), rows, rows.numel())
+        first = rows.new_full((groups.count,), rows.numel()).scatter_reduce_(0, groups.index, place, "amin")
+        flags.append(rows == first[groups.index])
+    return _beside(flags, scored)
 
 
 def _member(values: Tensor, scored: Tensor, groups: Groups) -> Tensor:

@@ -14,7 +14,7 @@ from rlobjectives.checks import check_choice, check_number, check_numbers
 from rlobjectives.component import WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.groups import check_singletons, group_moments, others_constant
+from rlobjectives.estimators.groups import check_singletons, group_moments, others_constant, others_m2
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Groups, Rollouts
 from rlobjectives.statistics import Moments, Stat
@@ -118,12 +118,12 @@ def grpo_estimate(
         if scale == "none":
             return moments.deviation
         return moments.deviation / moments.at_sequences(divisor(moments.std(ddof), moments.constants))
-    # Of the others: mean − d/(c−1), and m2 − d²·c/(c−1), both without a second pass.
+    # The others' mean is the group's minus d/(c−1).
     others = (moments.count - 1.0).clamp_min(1.0)
     share = moments.count / others
     if scale == "none":
         return moments.deviation * share
-    m2 = (moments.m2 - moments.deviation.square() * share).clamp_min(0.0)
+    m2 = others_m2(rewards, scored, rollouts.groups, moments)
     std = (m2 / (others - ddof).clamp_min(1.0)).sqrt()
     # Where the others are all equal (always with G = 2) there is no spread to divide by: centre only.
     return moments.deviation * share / divisor(std, others_constant(rewards, scored, rollouts.groups))

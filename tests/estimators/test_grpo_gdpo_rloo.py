@@ -214,6 +214,66 @@ class TestOracles:
         )
 
 
+def left_out(rewards: list[float], ddof: int = 1, epsilon: float = 1e-6) -> list[float]:
+    """Each against the mean and spread of the others, written out, with sums that do not round."""
+    found = []
+    for place, reward in enumerate(rewards):
+        others = rewards[:place] + rewards[place + 1 :]
+        mean = math.fsum(others) / len(others)
+        spread = math.sqrt(math.fsum((one - mean) ** 2 for one in others) / max(len(others) - ddof, 1))
+        found.append((reward - mean) / (1.0 if min(others) == max(others) else spread + epsilon))
+    return found
+
+
+class TestLeaveOneOut:
+    @pytest.mark.parametrize("far", [1e5, 1e6, 1e7, -1e7, 1e12])
+    @pytest.mark.parametrize("place", [0, 2, 3])
+    def test_an_outlier_meets_the_spread_of_the_others(self, far: float, place: int) -> None:
+        group = [1.0, 1.01, 1.02]
+        group.insert(place, far)
+        found = advantages(GRPO(baseline="leave_one_out"), rollouts(group))
+        assert found[place] == pytest.approx((far - 1.01) / (0.01 + 1e-6), rel=1e-9)
+        assert found == pytest.approx(left_out(group), rel=1e-9)
+
+    def test_an_outlier_in_plain_numbers(self) -> None:
+        part = GRPO(baseline="leave_one_out")
+        for far, expected in ((1e5, 9.999e6), (1e6, 9.999e7), (1e7, 9.999e8)):
+            assert advantages(part, rollouts([far, 1.0, 1.01, 1.02]))[0] == pytest.approx(expected, rel=1e-4)
+
+    @settings(max_examples=200, deadline=None, derandomize=True)
+    @given(
+        st.lists(
+            st.lists(
+                st.one_of(
+                    st.floats(-2.0, 2.0, width=16), st.sampled_from((0.0, 1.0, -1e7, 1e7, 3e5, 1e3 + 1e-3))
+                ),
+                min_size=2,
+                max_size=9,
+            ),
+            min_size=1,
+            max_size=4,
+        ),
+        st.sampled_from((0, 1)),
+        st.randoms(use_true_random=False),
+    )
+    def test_any_groups_in_any_order(self, groups: list[list[float]], ddof: int, dice: Any) -> None:
+        """Ties at the far end, several outliers, interleaved groups, and siblings without a score."""
+        cells = [
+            (reward, expected, number, True)
+            for number, group in enumerate(groups)
+            for reward, expected in zip(group, left_out(group, ddof), strict=True)
+        ]
+        cells += [(1e9, 0.0, number, False) for number in range(len(groups))]
+        dice.shuffle(cells)
+        data = rollouts(
+            [[cell[0]] for cell in cells],
+            [cell[2] for cell in cells],
+            scored=torch.tensor([[cell[3]] for cell in cells]),
+        )
+        found = GRPO(baseline="leave_one_out", ddof=ddof).estimate(data).tolist()
+        assert found == pytest.approx([cell[1] for cell in cells], rel=1e-9, abs=1e-12)
+
+
 class TestDegenerateGroups:
     def test_others_without_spread_leave_the_difference(self) -> None:
         """One success among failures has no leave-one-out spread; dividing by ε would give a million."""
