@@ -21,7 +21,7 @@ class PackedLayout(TokenLayout):
     """Sequences laid end to end; sequence ``i`` is ``[cu_seqlens[i], cu_seqlens[i + 1])``.
 
     Args:
-        cu_seqlens: Integer ``[n + 1]``, starts at 0, never falls, ends at ``l``. Empty sequences
+        cu_seqlens: Integers ``[n + 1]`` of any width, which `rows` keeps; starts at 0, never falls, ends at ``l``. Empty sequences
             (two equal entries) are welcome.
         mask: Bool ``[l]``, True where the token counts.
         facts: Per-sequence columns ``[n]`` (see `TokenLayout`).
@@ -119,7 +119,7 @@ class PackedLayout(TokenLayout):
         """The chosen sequences, repacked in the order given."""
         chosen = self._chosen(index)
         lengths = self.cu_seqlens.diff()[chosen.to(self.cu_seqlens.device)]
-        bounds = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        bounds = torch.cat([lengths.new_zeros(1), lengths.cumsum(0, dtype=lengths.dtype)])
         facts = {name: fact[index] for name, fact in self.facts.items()}
         return PackedLayout(bounds, self.mask[self._positions(chosen)], **facts)
 

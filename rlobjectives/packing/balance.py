@@ -34,13 +34,15 @@ def balance(
         costs: Load of each item, ``[n]``, finite and not negative: tokens, or an estimate of the work.
         parts: Number of parts.
         equal_counts: Every part gets equally many items; ``n`` must be a multiple of ``parts``.
-        capacity: Largest load of a part; None for no limit. Not with ``equal_counts``.
+        capacity: Largest load of a part; None for no limit. Not with ``equal_counts``, which decides how many items a
+            part holds, whatever they weigh.
 
     Returns:
         Part of each item, int64 ``[n]`` on the CPU.
 
     Raises:
-        CapabilityError: If the parts cannot hold the items under the capacity, or ``n`` is no multiple.
+        CapabilityError: If the parts cannot hold the items under the capacity, ``n`` is no multiple, or both kinds of
+            limits are given.
 
     Source:
         Graham 1969: the largest part is at most 4/3 of the optimum, before any exchange. verl uses
@@ -52,6 +54,11 @@ def balance(
         [0, 1, 1, 0]
     """
     costs = _check_costs(costs, parts)
+    if equal_counts and capacity is not None:
+        raise CapabilityError(
+            f"balance got equal_counts=True and capacity={capacity:g}, but parts of equal counts may weigh more. Leave "
+            "the capacity out and look at the loads, or set equal_counts=False."
+        )
     order = costs.argsort(descending=True, stable=True)
     falling = costs[order].tolist()
     if equal_counts:

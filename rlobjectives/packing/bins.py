@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.checks import check_integral, check_positive_int
-from rlobjectives.errors import CapabilityError
+from rlobjectives.errors import CapabilityError, ShapeError
 
 __all__ = ["check_lengths", "fill_bins"]
 
@@ -18,12 +18,14 @@ def check_lengths(lengths: Tensor, capacity: int) -> Tensor:
     """Lengths as int64 on the CPU.
 
     Raises:
-        ShapeError: If they are not integers.
+        ShapeError: If they are not integers in one dimension.
         CapabilityError: If a sequence is negative or longer than the capacity, naming it.
     """
     check_positive_int("capacity", capacity)
     check_integral("lengths", lengths)
-    lengths = lengths.detach().to("cpu", torch.int64).reshape(-1)
+    if lengths.dim() != 1:
+        raise ShapeError(f"lengths has shape {list(lengths.shape)}; expected [n], one length a sequence.")
+    lengths = lengths.detach().to("cpu", torch.int64)
     wrong = (lengths > capacity) | (lengths < 0)
     if bool(wrong.any()):
         first = int(wrong.nonzero()[0])
@@ -50,6 +52,7 @@ def fill_bins(lengths: Tensor, capacity: int) -> Tensor:
         Bin of each sequence, int64 ``[n]`` on the CPU; bins are numbered from 0 without gaps.
 
     Raises:
+        ShapeError: If the lengths are not integers ``[n]``.
         CapabilityError: If a sequence is longer than the capacity.
 
     Source:

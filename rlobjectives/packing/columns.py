@@ -49,8 +49,8 @@ class Packing:
         row, column = chosen.nonzero(as_tuple=True)
         lengths = chosen.sum(1)
         self._places = (self.rows[row], column)
-        self.cu_seqlens = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        """Boundaries of the sequences in the packed dimension, int64 ``[n + 1]``."""
+        self.cu_seqlens = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).int()
+        """Boundaries of the sequences in the packed dimension, ``[n + 1]``: int32, as attention kernels take them."""
         self.position_ids = torch.arange(row.numel(), device=exists.device) - self.cu_seqlens[row]
         """Position of each token in its own sequence, ``[l]``."""
 

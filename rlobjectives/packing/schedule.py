@@ -51,6 +51,11 @@ def schedule(
     tight that this does not fit, the number of packs grows by another multiple. The plan depends on lengths
     and seed alone, so every rank can make it for itself.
 
+    With a seed the order of things is drawn too: which of equally long sequences takes which place, which share of the
+    work is the first step's, which rank gets which part of a step, and which packs come first (in a step, the same ones
+    on all ranks, so that packs that run at the same time stay as alike as they are). Which *lengths* share a pack and a
+    step is decided by balance alone: loads are the same under every seed.
+
     Args:
         lengths: Tokens of each sequence, ``[n]``.
         capacity: Tokens a pack holds at most.
@@ -58,12 +63,13 @@ def schedule(
         steps: Optimizer steps the sequences are spread over.
         equal_counts: Every step has equally many sequences on every rank; ``n`` must be a multiple of
             ``steps × ranks``.
-        seed: Shuffles which of the equally good places a sequence gets; None keeps the order given.
+        seed: Draws among equally good plans, another with each seed (say, each epoch); None keeps the order given.
 
     Returns:
         The schedule.
 
     Raises:
+        ShapeError: If the lengths are not integers ``[n]``.
         CapabilityError: If a sequence is longer than the capacity, or ``n`` is no multiple.
 
     Example:
@@ -75,9 +81,8 @@ def schedule(
     check_positive_int("steps", steps)
     lengths = check_lengths(lengths, capacity)
     cells = steps * ranks
-    shuffle = torch.arange(lengths.numel())
-    if seed is not None:
-        shuffle = torch.randperm(lengths.numel(), generator=torch.Generator().manual_seed(seed))
+    dice = None if seed is None else torch.Generator().manual_seed(seed)
+    shuffle = _order(lengths.numel(), dice)
     shuffled = lengths[shuffle]
     if equal_counts:
         members = [
@@ -94,12 +99,15 @@ def schedule(
         totals = torch.tensor([float(sum(rows[item] for item in pack)) for pack in flat])
         homes = _members(balance(totals, cells, equal_counts=True), cells)
         packs = [[flat[pack] for pack in own.tolist()] for own in homes]
-    return Schedule(
-        packs=tuple(
-            tuple(tuple(packs[step * ranks + rank]) for rank in range(ranks)) for step in range(steps)
-        ),
-        capacity=capacity,
-    )
+    plan = []
+    for step in _order(steps, dice).tolist():
+        places, order = _order(len(packs[0]), dice).tolist(), _order(ranks, dice).tolist()
+        plan.append(tuple(tuple(packs[step * ranks + rank][place] for place in places) for rank in order))
+    return Schedule(packs=tuple(plan), capacity=capacity)
+
+
+def _order(count: int, dice: torch.Generator | None) -> Tensor:
+    return torch.arange(count) if dice is None else torch.randperm(count, generator=dice)
 
 
 def _bins(lengths: Tensor, capacity: int) -> int:

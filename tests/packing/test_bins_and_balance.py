@@ -52,6 +52,13 @@ def test_a_sequence_longer_than_the_capacity_is_named():
     assert fill_bins(torch.tensor([8, 0]), 8).tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("shape", [(), (2, 2)], ids=str)
+@pytest.mark.parametrize("plan", [fill_bins, schedule])
+def test_lengths_must_lie_in_one_dimension(plan, shape):
+    with pytest.raises(ShapeError, match=r"expected \[n\], one length a sequence"):
+        plan(torch.ones(shape, dtype=torch.int64), capacity=8)
+
+
 @pytest.mark.parametrize("bad", [torch.tensor([1.5]), torch.tensor([True])])
 def test_lengths_must_be_integers(bad):
     with pytest.raises(ShapeError, match="expected integers"):
@@ -153,6 +160,8 @@ def test_balance_refuses_what_cannot_be():
         balance(torch.ones(5), 2, equal_counts=True)
     with pytest.raises(CapabilityError, match="2 parts of 3 cannot hold"):
         balance(torch.full((3,), 2.0), 2, capacity=3.0)
+    with pytest.raises(CapabilityError, match=r"equal_counts=True and capacity=3"):
+        balance(torch.full((4,), 2.0), 2, equal_counts=True, capacity=3.0)
     with pytest.raises(NonFiniteError):
         balance(torch.tensor([float("nan")]), 2)
     with pytest.raises(CapabilityError, match="negative"):
@@ -231,6 +240,36 @@ def test_a_seed_changes_places_and_nothing_else():
     assert schedule(lengths, capacity=6, ranks=2, seed=1) == schedule(lengths, capacity=6, ranks=2, seed=1)
     for packs in plans:
         assert {len(pack) for step in packs for rank in step for pack in rank} == {2}
+
+
+def sorted_loads(plan, lengths):
+    """What each step weighs on its ranks, whatever the order of both."""
+    return sorted(tuple(sorted(step)) for step in plan.loads(lengths).tolist())
+
+
+@pytest.mark.parametrize("equal", [False, True])
+@pytest.mark.parametrize(("ranks", "steps"), [(1, 1), (1, 6), (3, 1), (2, 3)])
+def test_each_seed_is_another_plan_also_of_different_lengths(equal, ranks, steps):
+    lengths = torch.arange(1, 13)
+    options = {"capacity": 14, "ranks": ranks, "steps": steps, "equal_counts": equal}
+    plain = schedule(lengths, **options)
+    plans = [schedule(lengths, seed=seed, **options) for seed in range(30)]
+    possible = min(30, {(1, 1): 30, (1, 6): 30, (3, 1): 6, (2, 3): 30}[ranks, steps])
+    assert len({plan.packs for plan in plans}) > 0.6 * possible
+    assert len({plan.packs[0][0] for plan in plans}) > 1
+    for seed, plan in enumerate(plans):
+        assert sorted_loads(plan, lengths) == sorted_loads(plain, lengths)
+        assert plan == schedule(lengths, seed=seed, **options)
+
+
+def test_a_seed_keeps_packs_that_run_together_together():
+    lengths = torch.arange(1, 25)
+    together = {
+        frozenset(frozenset(packs) for packs in zip(*step, strict=True))
+        for seed in range(5)
+        for step in schedule(lengths, capacity=30, ranks=2, seed=seed).packs
+    }
+    assert len(together) == 1
 
 
 def test_ranks_are_balanced():

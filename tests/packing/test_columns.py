@@ -29,6 +29,10 @@ def test_positions_restart_and_boundaries_follow_the_order_given():
     packing = Packing(LEFT_AND_RIGHT, (3, 2, 0))
     assert packing.cu_seqlens.tolist() == [0, 5, 5, 8]
     assert packing.position_ids.tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert packing.position_ids.dtype is torch.int64
+    flat = packing.layout(PaddedLayout(LEFT_AND_RIGHT.bool()))
+    for boundaries in (packing.cu_seqlens, flat.cu_seqlens, flat.rows(torch.tensor([2, 0])).cu_seqlens):
+        assert boundaries.dtype is torch.int32  # what variable-length attention takes
 
 
 def test_facts_travel_with_the_rows_that_are_packed():
