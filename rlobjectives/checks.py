@@ -24,6 +24,7 @@ __all__ = [
     "check_shape",
     "check_tensor",
     "nonfinite_count",
+    "refuse_booleans",
     "refuse_rows",
 ]
 
@@ -94,6 +95,14 @@ def check_finite(name: str, value: Tensor, mask: Tensor | None = None) -> None:
         raise NonFiniteError(
             f"{name} has {count:,} non-finite values among {total:,}. Non-finite input is never "
             "repaired: find its source, or mask the place out."
+        )
+
+
+def refuse_booleans(name: str, rewards: Tensor) -> None:
+    """Raise if ``rewards`` are boolean: nobody said what True is worth."""
+    if rewards.dtype is torch.bool:
+        raise ShapeError(
+            f"{name} has dtype torch.bool; expected numbers. Say what True is worth, for example `{name}.float()`."
         )
 
 

@@ -17,6 +17,7 @@ from rlobjectives.checks import (
     check_mask,
     check_shape,
     check_tensor,
+    refuse_booleans,
 )
 from rlobjectives.errors import MissingColumnError, NonFiniteError, ShapeError
 from rlobjectives.layouts import TokenLayout
@@ -92,7 +93,8 @@ class Rollouts:
         truncated: Bool ``[n]``, True where a sequence was cut off rather than finished. Never guessed.
         bootstrap_values: Value of the state after a truncated sequence, ``[n]``; ignored elsewhere. Who credits tokens
             with a critic needs them as soon as a sequence that counts is marked truncated.
-        greedy_rewards: Rewards of the greedy answer to each sequence's prompt, shaped like `rewards`.
+        greedy_rewards: Rewards of the greedy answer to each sequence's prompt, shaped like `rewards`. Ignored where
+            ``scored`` is False: a reward counts on both sides of the comparison or on neither.
         groups: Filled in from ``group_ids``; leave it out.
         sessions: Filled in from ``session_ids``; leave it out.
         unscored: Filled in: whether some sequence has no scored reward at all.
@@ -140,11 +142,7 @@ class Rollouts:
         if self.layout is not None:
             check_layout(self.layout)
         rewards = self.rewards.detach()
-        if rewards.dtype is torch.bool:
-            raise ShapeError(
-                "rewards has dtype torch.bool; expected numbers. Say what True is worth, "
-                "for example `rewards.float()`."
-            )
+        refuse_booleans("rewards", rewards)
         rewards = (rewards.unsqueeze(1) if rewards.dim() == 1 else rewards).to(torch.float64)
         if rewards.dim() != 2:
             raise ShapeError(f"rewards has shape {list(self.rewards.shape)}; expected [n, r] or [n].")
@@ -225,11 +223,13 @@ class Rollouts:
             check_finite("bootstrap_values", self.bootstrap_values, truncated)
             self._set("bootstrap_values", self.bootstrap_values.detach())
         if self.greedy_rewards is not None:
-            greedy = self.greedy_rewards.detach().to(torch.float64)
+            refuse_booleans("greedy_rewards", self.greedy_rewards)
+            greedy, scored = self.greedy_rewards.detach().to(torch.float64), self.scored
             greedy = greedy.unsqueeze(1) if greedy.dim() == 1 else greedy
             check_shape("greedy_rewards", greedy, tuple(self.rewards.shape), "the shape of rewards")
-            check_finite("greedy_rewards", greedy)
-            self._set("greedy_rewards", greedy)
+            check_finite("greedy_rewards", greedy, scored)
+            assert scored is not None
+            self._set("greedy_rewards", torch.where(scored, greedy, 0.0))
 
     def _cut_without_value(self) -> bool:
         if self.truncated is None or self.bootstrap_values is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
@@ -77,8 +76,6 @@ class ReMax(Normalized):
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Advantages, shaped like the mask. Scope: sequence."""
         layout, greedy = rollouts.tokens("ReMax"), rollouts.need("greedy_rewards", "ReMax")
-        assert rollouts.scored is not None
-        greedy = torch.where(rollouts.scored, greedy, 0.0)  # the same rewards on both sides of the difference
         baseline = greedy.sum(1) if self.weights is None else weighted_columns(greedy, self.weights)
         to_go = lambda_returns(
             layout,

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_choice, check_number, check_positive_int, refuse_rows
+from rlobjectives.checks import check_choice, check_finite, check_number, check_positive_int, refuse_rows
 from rlobjectives.errors import CapabilityError, ShapeError
 from rlobjectives.estimators.grpo import combined_reward
 from rlobjectives.losses.kl import kl_estimate
@@ -125,6 +125,7 @@ def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_tokens: int) ->
     Raises:
         CapabilityError: Unless 1 ≤ ``buffer_tokens`` ≤ ``max_tokens``.
         ShapeError: Unless the lengths are ``[n]`` numbers.
+        NonFiniteError: If a length is NaN or infinite. (Integers, which cannot be, cost no look at the device.)
 
     Source:
         DAPO, arXiv:2503.14476, Eq. 13. AReaL's variant ``min(−exceed/buffer·factor, 0)`` has no lower bound.
@@ -143,6 +144,8 @@ def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_tokens: int) ->
         raise ShapeError(
             f"lengths has shape {list(lengths.shape)} and dtype {lengths.dtype}; expected [n] counts."
         )
+    if lengths.is_floating_point():
+        check_finite("lengths", lengths)
     return ((max_tokens - buffer_tokens - lengths.double()) / buffer_tokens).clamp(-1.0, 0.0)
 
 

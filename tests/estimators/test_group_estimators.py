@@ -17,6 +17,7 @@ from rlobjectives import (
     CapabilityError,
     MaxRL,
     MissingColumnError,
+    NonFiniteError,
     Objective,
     PaddedLayout,
     PassAtK,
@@ -292,6 +293,9 @@ class TestOverlongPenalty:
             overlong_penalty(torch.tensor([[1]]), max_tokens=5, buffer_tokens=2)
         with pytest.raises(ShapeError):
             overlong_penalty(torch.tensor([True]), max_tokens=5, buffer_tokens=2)
+        for length in (math.nan, math.inf, -math.inf):
+            with pytest.raises(NonFiniteError, match="lengths has 1 non-finite"):
+                overlong_penalty(torch.tensor([3.0, length]), max_tokens=5, buffer_tokens=2)
 
 
 CENTRING = [

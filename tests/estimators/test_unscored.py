@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -9,11 +11,13 @@ from rlobjectives import (
     GAE,
     GRPO,
     CapabilityError,
+    NonFiniteError,
     OptimalTokenBaseline,
     PaddedLayout,
     ReinforcePlusPlus,
     ReMax,
     Rollouts,
+    ShapeError,
     TDLambda,
     VTrace,
 )
@@ -71,3 +75,17 @@ def test_a_session_has_the_reward_of_any_of_its_sequences() -> None:
 def test_remax_compares_the_same_rewards_on_both_sides() -> None:
     found = ReMax().estimate(rollouts([[True, False], [True, True], [True, True]]))
     assert found[:, 0].tolist() == [0.0, 0.0, -1.0]
+
+
+def test_greedy_rewards_are_numbers_where_they_count() -> None:
+    """What a missing cell holds is ignored here too, and True is worth nothing until somebody says so."""
+    columns = {"group_ids": torch.tensor([0, 1]), "layout": PaddedLayout(torch.ones(2, 1, dtype=torch.bool))}
+    rewards, scored = torch.tensor([[1.0, 9.0], [2.0, 3.0]]), torch.tensor([[True, False], [True, True]])
+    greedy = torch.tensor([[0.5, math.nan], [0.5, 1.0]])
+    data = Rollouts(rewards=rewards, scored=scored, greedy_rewards=greedy, **columns)
+    assert ReMax().estimate(data)[:, 0].tolist() == [0.5, 3.5]
+    assert ReMax(weights=(1.0, 2.0)).estimate(data)[:, 0].tolist() == [0.5, 5.5]
+    with pytest.raises(NonFiniteError, match="greedy_rewards has 1 non-finite"):
+        Rollouts(rewards=rewards, greedy_rewards=greedy, **columns)
+    with pytest.raises(ShapeError, match="greedy_rewards has dtype torch.bool"):
+        Rollouts(rewards=rewards, greedy_rewards=greedy > 0, **columns)
