@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import rlobjectives
-from rlobjectives import Component, TokenLayout
+from rlobjectives import Combined, Component, Estimator, FunctionEstimator, TokenLayout
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))) if page.exists()]
@@ -103,3 +103,18 @@ def test_the_readme_lists_every_part():
     }
     assert len(names) > 40
     assert {name for name in names if f"`{name}`" not in text} == set()
+
+
+def test_the_readme_says_what_an_estimator_gives_a_number_to():
+    rows = dict(
+        re.findall(
+            r"^\| Estimators, (.+?) \| (.*) \|$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE
+        )
+    )
+    assert set(rows) == {"one number a sequence", "one number a token", "either"}
+    public = [getattr(rlobjectives, name) for name in rlobjectives.__all__]
+    for part in public:
+        if isinstance(part, type) and issubclass(part, Estimator) and not part.__abstractmethods__:
+            fixed = part not in (Combined, FunctionEstimator)
+            level = "one number a token" if part.token_level else "one number a sequence"
+            assert f"`{part.__name__}`" in rows[level if fixed else "either"], part.__name__
