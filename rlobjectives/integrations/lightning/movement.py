@@ -48,7 +48,7 @@ class MovementWatch:
         communicator: Communicator,
     ) -> None:
         self._watched = [(parameter, local_shard(parameter).clone()) for parameter in parameters]
-        self._hooks = [self._listen(parameter) for parameter, _ in self._watched if parameter.requires_grad]
+        self._hooks: list[Any] = [self._listen(one) for one, _ in self._watched if one.requires_grad]
         self._device = self._watched[0][1].device if self._watched else torch.device("cpu")
         self._pulled = torch.zeros((), dtype=torch.bool, device=self._device)
         self._name = name
@@ -56,10 +56,9 @@ class MovementWatch:
         self._steps = steps
         self._left = steps
 
-    def _listen(self, parameter: nn.Parameter) -> Any:
-        if isinstance(
-            parameter, DTensor
-        ):  # FSDP2: forwards use other tensors, this one gets the reduced gradient
+    def _listen(self, parameter: Any) -> Any:
+        fsdp2 = isinstance(parameter, DTensor)
+        if fsdp2:  # forwards use other tensors, and this one is given the reduced gradient
             return parameter.register_post_accumulate_grad_hook(lambda one: self._note(one.grad))
         return parameter.register_hook(self._note)  # before ZeRO takes the gradient away
 
