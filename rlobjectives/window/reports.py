@@ -27,6 +27,9 @@ def merge_reports(
         one_set: The windows are pieces of one data set (evaluation) and not steps: a loss weighs as much as its
             window has sequences.
 
+    Returns:
+        One number by name; names that only some of the windows report are over those.
+
     Example:
         >>> from rlobjectives import Mean
         >>> one = {"policy/entropy": 1.0, "window/tokens": 1.0}
