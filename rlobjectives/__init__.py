@@ -83,7 +83,8 @@ from rlobjectives.reductions import (
     TokenMean,
 )
 from rlobjectives.registry import ALGORITHMS, AlgorithmSpec
-from rlobjectives.rollouts import Groups, Rollouts, reward_matrix
+from rlobjectives.rollouts import Groups, Rollouts
+from rlobjectives.scores import reward_matrix
 from rlobjectives.statistics import LogSum, Maximum, Mean, Minimum, Moments, Stat, Sum
 from rlobjectives.tokens import TokenBatch
 from rlobjectives.window import ObjectiveOutput, Window, WindowBuilder, merge_reports

@@ -35,7 +35,7 @@ from rlobjectives.losses import (
     weighted_sum,
     window_quantile,
 )
-from rlobjectives.rollouts import reward_matrix
+from rlobjectives.scores import reward_matrix
 
 __all__ = [
     "adaptive_trace_decay",

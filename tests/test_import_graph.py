@@ -18,7 +18,7 @@ LAYERS = (
     {"checks", "capabilities"},
     {"statistics"},
     {"distributed", "distributions", "layouts"},
-    {"rollouts", "tokens", "packing"},
+    {"rollouts", "scores", "tokens", "packing"},
     {"component", "logprobs"},
     {"estimators", "losses", "reductions"},
     {"functional", "registry"},

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlobjectives.errors import CapabilityError, ShapeError
 from rlobjectives.integrations.lightning.dotted import import_object
-from rlobjectives.rollouts import reward_matrix
+from rlobjectives.scores import reward_matrix
 
 __all__ = ["RewardFunction", "RewardFunctions"]
 
