@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers import Trainer
 from trl import RLOOTrainer
 
 from rlobjectives.capabilities import TrainerFacts, check
@@ -22,9 +23,10 @@ from rlobjectives.integrations.trl.options import option_violations, stock_defau
 from rlobjectives.integrations.trl.probe import missing_columns
 from rlobjectives.integrations.trl.rollout import unique_names
 from rlobjectives.integrations.trl.sampling import SamplingMixin
-from rlobjectives.integrations.trl.settle import ObjectiveLike, as_objective, carry_over
+from rlobjectives.integrations.trl.settle import ObjectiveLike, as_objective, carry_over, with_reference
 from rlobjectives.integrations.trl.skip import StepSkipper, forget_unscaled
 from rlobjectives.integrations.trl.step_window import StepWindow, largest_dropout, open_window
+from rlobjectives.objective import Objective
 from rlobjectives.window import merge_reports
 
 __all__ = ["ObjectiveMixin"]
@@ -48,7 +50,7 @@ class ObjectiveMixin(SamplingMixin):
         max_resamples: Bound on the extra generation rounds.
 
     Raises:
-        CapabilityError: At construction, listing every option that would be ignored and everything the objective
+        CapabilityError: In the class statement, if a trainer stands before the mixin. At construction, listing every option that would be ignored and everything the objective
             needs and TRL does not have; what the configuration alone tells, before any model is loaded.
 
     Example:
@@ -57,10 +59,26 @@ class ObjectiveMixin(SamplingMixin):
         ...     objective = "gdpo"
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse bases in an order in which TRL's methods would come first and the objective would not be used.
+
+        Raises:
+            CapabilityError: If a trainer stands before the mixin.
+        """
+        super().__init_subclass__(**kwargs)
+        before = cls.__mro__[: cls.__mro__.index(ObjectiveMixin)]
+        for base in before:
+            if issubclass(base, Trainer) and not issubclass(base, ObjectiveMixin):
+                raise CapabilityError(
+                    f"class {cls.__name__}: {base.__name__} stands before ObjectiveMixin, so it would train with TRL's "
+                    f"own loss. Write class {cls.__name__}(ObjectiveMixin, {base.__name__})."
+                )
+
     loss_is_scaled_for_ga: ClassVar[bool] = True  # the window already divided; the Trainer must not
 
     def __init__(self, *args: Any, objective: ObjectiveLike | None = None, **kwargs: Any) -> None:
-        given = {**dict(zip(_parameters(type(self)), args, strict=False)), **kwargs}
+        names = _parameters(type(self))
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
         config = given.get("args")
         self._reports: dict[str, list[dict[str, float]]] = defaultdict(list)
         self._window_batches: list[Any] = []
@@ -70,9 +88,16 @@ class ObjectiveMixin(SamplingMixin):
         chosen = _one_of(objective, type(self).objective, config)
         if config is not None:
             self._settle(chosen, config, given)
+            own = with_reference(self.objective, config)
+            if "args" in kwargs:
+                kwargs["args"] = own
+            else:
+                place = names.index("args")
+                args = (*args[:place], own, *args[place + 1 :])
         super().__init__(*args, **kwargs)
         if config is None:
             self._settle(chosen, self.args, given)
+            _check_reference(self.objective, self.args)
         self._finish_setup()
 
     # Set-up
@@ -292,6 +317,15 @@ def _rows(dataloader: Any, num_generations: int, drop_last: bool) -> int | None:
         return None if drop_last else len(dataloader.dataset) * num_generations
     except (AttributeError, TypeError):  # a stream has no length
         return None
+
+
+def _check_reference(objective: Objective, config: Any) -> None:
+    """Without ``args`` TRL has made its configuration itself, and no reference model by it."""
+    if with_reference(objective, config) is not config:
+        raise CapabilityError(
+            f"{objective.name} reads a reference policy, and without args TRL builds none. Give "
+            f"args={type(config).__name__}(...); its beta may stay 0."
+        )
 
 
 def _one_of(argument: ObjectiveLike | None, attribute: ObjectiveLike | None, config: Any) -> ObjectiveLike:

@@ -105,7 +105,8 @@ OPTIONS: dict[str, Option] = {
     "beta": Option(
         "carried over",
         "Becomes `KLPenalty(coef=beta)` when the objective has no `kl`; a `kl` of the objective makes TRL build the "
-        "reference model. Two different numbers are refused.",
+        "reference model (by the `beta` of the trainer's own copy of the configuration; yours stays as it is). Two "
+        "different numbers are refused.",
     ),
     "use_bias_correction_kl": Option(
         "read",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from rlobjectives.objective import Objective
 from rlobjectives.registry import ALGORITHMS, resolve
 from rlobjectives.rollouts import Rollouts
 
-__all__ = ["ObjectiveLike", "as_objective", "carry_over"]
+__all__ = ["ObjectiveLike", "as_objective", "carry_over", "with_reference"]
 
 ObjectiveLike = Objective | Estimator | str | Mapping[str, Any] | Callable[[Rollouts], Tensor]
 """An objective, an estimator, a name, ``{"name": …, field: options}``, or a function from rollouts to advantages."""
@@ -57,10 +58,8 @@ def as_objective(value: ObjectiveLike, config: Any = None) -> Objective:
 def carry_over(
     objective: Objective, config: Any, *, has_reference: bool = True
 ) -> tuple[Objective, list[str]]:
-    """Fill what the objective leaves open from TRL's options, and the other way round.
-
-    ``beta`` becomes a `KLPenalty`, ``reward_weights`` the estimator's weights. In the other direction, a term that
-    reads reference log-probabilities sets ``beta``, because TRL builds the reference model only then.
+    """Fill what the objective leaves open from TRL's options: ``beta`` becomes a `KLPenalty`, ``reward_weights``
+    the estimator's weights.
 
     Args:
         objective: What the user asked for.
@@ -87,8 +86,6 @@ def carry_over(
         found.append(
             f"beta = {beta} contradicts the objective's kl ({objective.kl}). Leave beta at 0.0; its coef is used."
         )
-    elif not beta and objective.capabilities.needs_ref_logprobs:
-        config.beta = (objective.kl.coef if objective.kl else 0.0) or 1.0
     weights = getattr(config, "reward_weights", None)
     if weights is not None:
         weights = tuple(float(weight) for weight in weights)
@@ -103,6 +100,33 @@ def carry_over(
                 "say the weights on the estimator."
             )
     return objective, found
+
+
+def with_reference(objective: Objective, config: Any) -> Any:
+    """The configuration under which TRL builds the reference model that the objective reads.
+
+    TRL builds one where ``beta`` is not 0, so a term that reads reference log-probabilities sets it: in a copy, because
+    the user's own may configure the next trainer, too. What TRL would do with the number, the objective does.
+
+    Args:
+        objective: What `carry_over` made of the user's.
+        config: The trainer's configuration.
+
+    Returns:
+        `config` itself, or a shallow copy with another ``beta``: the coefficient of the objective's ``kl``, or 1 where
+        that is 0 or the objective has none.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> config = SimpleNamespace(beta=0.0)
+        >>> with_reference(as_objective({"name": "grpo", "kl": {"coef": 0.1}}), config).beta, config.beta
+        (0.1, 0.0)
+    """
+    if getattr(config, "beta", 0.0) or not objective.capabilities.needs_ref_logprobs:
+        return config
+    config = copy.copy(config)
+    config.beta = (objective.kl.coef if objective.kl else 0.0) or 1.0
+    return config
 
 
 def _with_budget(name: str, overrides: dict[str, Any], config: Any) -> dict[str, Any]:

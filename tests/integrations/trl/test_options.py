@@ -12,13 +12,13 @@ import pytest
 pytest.importorskip("trl")
 
 from transformers import TrainingArguments
-from trl import GRPOConfig, RLOOConfig
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig
 
 from rlobjectives import GDPO, GRPO, CapabilityError, KLPenalty, Objective
-from rlobjectives.integrations.trl import ObjectiveGRPOTrainer, ObjectiveRLOOTrainer
+from rlobjectives.integrations.trl import ObjectiveGRPOTrainer, ObjectiveMixin, ObjectiveRLOOTrainer
 from rlobjectives.integrations.trl.facts import updates_per_rollout, violations
 from rlobjectives.integrations.trl.options import INHERITED, OPTIONS, markdown
-from rlobjectives.integrations.trl.settle import as_objective, carry_over
+from rlobjectives.integrations.trl.settle import as_objective, carry_over, with_reference
 from tests.integrations.trl import tiny
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "coming_from_trl.md"
@@ -147,13 +147,83 @@ def test_beta_is_carried_over_and_may_not_contradict() -> None:
     own = Objective(estimator=GRPO(), kl=KLPenalty(coef=0.1, estimator="k2"))
     config = SimpleNamespace(beta=0.0)
     assert carry_over(own, config) == (own, [])
-    assert config.beta == 0.1  # so that TRL builds the reference model
+    assert with_reference(own, config).beta == 0.1  # so that TRL builds the reference model
+    assert config.beta == 0.0
+    assert with_reference(as_objective("gdpo"), config) is config
     assert "contradicts" in carry_over(own, SimpleNamespace(beta=0.2))[1][0]
     assert carry_over(own, SimpleNamespace(beta=0.1)) == (own, [])
     assert (
         "subtract a KL from the reward"
         in carry_over(own, SimpleNamespace(beta=0.05), has_reference=False)[1][0]
     )
+
+
+def test_a_configuration_serves_twice() -> None:
+    """What one objective needs of TRL does not reach the next trainer through their configuration."""
+    config = GRPOConfig(**tiny.options())
+    made = lambda objective: tiny.trainer(  # noqa: E731
+        ObjectiveGRPOTrainer, config, objective=objective, model=tiny.saved()
+    )
+    with_kl = Objective(estimator=GRPO(), kl=KLPenalty(coef=0.1))
+    watched = Objective(estimator=GRPO(), kl=KLPenalty(coef=0.0))
+    for objective, beta in ((with_kl, 0.1), (watched, 1.0)):
+        for _ in range(2):
+            trained = made(objective)
+            assert trained.objective.kl == objective.kl
+            assert trained.ref_model is not None
+            assert (trained.args.beta, config.beta) == (beta, 0.0)
+    plain = made("reinforce_pp")
+    again = made("reinforce_pp")
+    assert plain.objective.kl is None and again.objective.kl is None
+    plain = made("grpo")
+    assert plain.objective.kl is None and plain.ref_model is None
+    assert plain.args is config
+
+
+def test_a_configuration_that_stands_third() -> None:
+    config = GRPOConfig(**tiny.options())
+    objective = Objective(estimator=GRPO(), kl=KLPenalty(coef=0.1))
+    trained = ObjectiveGRPOTrainer(
+        tiny.saved(),
+        [tiny.even],
+        config,
+        tiny.prompts(),
+        processing_class=tiny.tokenizer(),
+        objective=objective,
+    )
+    assert (trained.args.beta, config.beta) == (0.1, 0.0)
+
+
+def test_a_reference_without_a_configuration_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = tiny.options()  # TRL's own defaults want a GPU
+    monkeypatch.setattr("trl.trainer.grpo_trainer.GRPOConfig", lambda *_: GRPOConfig(**options))
+    extra = {"train_dataset": tiny.prompts(), "processing_class": tiny.tokenizer()}
+    objective = Objective(estimator=GRPO(), kl=KLPenalty(coef=0.1))
+    with pytest.raises(CapabilityError, match=r"without args TRL builds none. Give args=GRPOConfig"):
+        ObjectiveGRPOTrainer(tiny.model(), [tiny.even], objective=objective, **extra)
+    assert ObjectiveGRPOTrainer(tiny.model(), [tiny.even], objective="grpo", **extra).args.beta == 0.0
+
+
+def test_bases_in_the_wrong_order_are_refused() -> None:
+    class Own(GRPOTrainer):
+        pass
+
+    for base in (GRPOTrainer, Own):
+        with pytest.raises(CapabilityError, match=rf"Write class Trainer\(ObjectiveMixin, {base.__name__}\)"):
+
+            class Trainer(base, ObjectiveMixin):
+                objective = "gdpo"
+
+    class Logging:
+        pass
+
+    class Fine(Logging, ObjectiveMixin, Own):
+        objective = "gdpo"
+
+    class Finer(Fine):
+        objective = "grpo"
+
+    assert issubclass(Finer, ObjectiveMixin)
 
 
 def test_reward_weights_are_carried_over_and_may_not_contradict() -> None:
