@@ -17,6 +17,7 @@ from trl import RLOOTrainer
 from rlobjectives.capabilities import TrainerFacts, check
 from rlobjectives.distributed import GradientScale
 from rlobjectives.errors import CapabilityError
+from rlobjectives.integrations.trl.checkpoint import load_rollout, save_rollout
 from rlobjectives.integrations.trl.columns import forward
 from rlobjectives.integrations.trl.facts import trainer_facts, violations
 from rlobjectives.integrations.trl.options import option_violations, stock_defaults
@@ -280,29 +281,15 @@ class ObjectiveMixin(SamplingMixin):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Store the rollout in use beside the checkpoint, so that a resumed run takes the same next step."""
         super()._save_checkpoint(model, trial)
-        used_up = self._step % (self.args.steps_per_generation * self.args.num_iterations) == 0
-        if self.args.save_only_model:
-            return
-        folder = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
-        os.makedirs(folder, exist_ok=True)
-        state = {
-            "step": self._step,
-            "generation": self._generation,
-            "rollout": None if used_up else self._buffered_inputs,
-        }
-        torch.save(state, self._rollout_file(folder))
+        if not self.args.save_only_model:
+            here = f"checkpoint-{self.state.global_step}"
+            save_rollout(self, os.path.join(self._get_output_dir(trial=trial), here))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Restore the random state and, beside it, the rollout in use."""
         super()._load_rng_state(checkpoint)
-        path = None if checkpoint is None else self._rollout_file(checkpoint)
-        if path is not None and os.path.isfile(path):
-            state = torch.load(path, map_location=self.args.device, weights_only=True)
-            self._step, self._generation = state["step"], state["generation"]
-            self._buffered_inputs = state["rollout"]
-
-    def _rollout_file(self, folder: str) -> str:
-        return os.path.join(folder, f"rollout_{self.args.process_index}.pt")
+        if checkpoint is not None:
+            load_rollout(self, checkpoint)
 
 
 def _parameters(kind: type) -> list[str]:

@@ -211,7 +211,8 @@ INHERITED: dict[str, Option] = {
         "data set counts once, whatever the last batch holds.",
     ),
     "resume_from_checkpoint": Option(
-        "kept", "A rollout that was not used up is stored in the checkpoint and continued."
+        "kept",
+        "A rollout that was not used up is stored in the checkpoint and continued, under the same settings only.",
     ),
     "logging_steps": Option("kept", "Metrics of the steps in between are weighted by what they counted."),
     "average_tokens_across_devices": Option("kept", "Without effect, here as in TRL."),

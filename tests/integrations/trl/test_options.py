@@ -161,7 +161,7 @@ def test_beta_is_carried_over_and_may_not_contradict() -> None:
 def test_a_configuration_serves_twice() -> None:
     """What one objective needs of TRL does not reach the next trainer through their configuration."""
     config = GRPOConfig(**tiny.options())
-    made = lambda objective: tiny.trainer(  # noqa: E731
+    made = lambda objective: tiny.trainer(
         ObjectiveGRPOTrainer, config, objective=objective, model=tiny.saved()
     )
     with_kl = Objective(estimator=GRPO(), kl=KLPenalty(coef=0.1))

@@ -1,0 +1,126 @@
+"""The rollout in use as a part of a checkpoint, and whether it still fits the run that resumes."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlobjectives.errors import CapabilityError
+from rlobjectives.integrations.trl.together import said_by_ranks
+
+if TYPE_CHECKING:
+    from rlobjectives.integrations.trl.sampling import SamplingMixin
+
+__all__ = ["differences", "load_rollout", "rollout_file", "save_rollout", "settings"]
+
+_SIZES = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "num_iterations",
+    "num_generations",
+)
+
+
+def settings(objective: Any, config: Any) -> dict[str, str | int]:
+    """What a rollout that is half used depends on: how it was cut and judged, and by how many ranks."""
+    sizes = {name: int(getattr(config, name)) for name in _SIZES}
+    return {"objective": objective.description, **sizes, "world_size": int(config.world_size)}
+
+
+def differences(stored: dict[str, str | int], now: dict[str, str | int]) -> str:
+    """What changed, in words; empty where nothing did.
+
+    Example:
+        >>> differences({"num_iterations": 2, "world_size": 8}, {"num_iterations": 1, "world_size": 8})
+        'num_iterations was 2 and is 1'
+    """
+    changed = [name for name in now if stored.get(name) != now[name]]
+    return "; ".join(f"{name} was {stored.get(name)} and is {now[name]}" for name in changed)
+
+
+def rollout_file(folder: str, rank: int) -> str:
+    """Where a rank keeps its part."""
+    return os.path.join(folder, f"rollout_{rank}.pt")
+
+
+def save_rollout(trainer: SamplingMixin, folder: str) -> None:
+    """Store this rank's part of the rollout in use, if it is not used up.
+
+    Args:
+        trainer: Between two optimizer steps.
+        folder: The checkpoint; made where this machine does not have it.
+    """
+    os.makedirs(folder, exist_ok=True)
+    used_up = trainer._step % (trainer.args.steps_per_generation * trainer.args.num_iterations) == 0
+    state = {
+        "step": trainer._step,
+        "generation": trainer._generation,
+        "rollout": None if used_up else trainer._buffered_inputs,
+        "settings": settings(trainer.objective, trainer.args),
+    }
+    torch.save(state, rollout_file(folder, trainer.args.process_index))
+
+
+def load_rollout(trainer: SamplingMixin, folder: str) -> None:
+    """Go on with the stored rollout. All ranks call it together, and all go on or none.
+
+    A rollout that was used up binds nobody: the next one is sampled under the settings of today. One that was not is
+    cut and judged as the settings of that day had it, so they must be the same. A checkpoint without any rollout (of
+    TRL itself, or of ``save_only_model``) samples a new one.
+
+    Args:
+        trainer: Before its first step.
+        folder: The checkpoint.
+
+    Raises:
+        CapabilityError: On all ranks, if a setting is another one, or a rank's file is missing or cannot be read.
+    """
+    path, state, trouble = rollout_file(folder, trainer.args.process_index), None, ""
+    if os.path.isfile(path):
+        try:
+            state = torch.load(path, map_location=trainer.args.device, weights_only=True)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the other ranks must hear of it
+            trouble = f"{path} cannot be read: {type(error).__name__}: {error}"
+    found = differences(state.get("settings", {}), settings(trainer.objective, trainer.args)) if state else ""
+    mine = (
+        trouble,
+        state is not None,
+        state is not None and state["rollout"] is not None,
+        found,
+        state["generation"] if state else 0,
+    )
+    everywhere = said_by_ranks(mine)
+    _refuse(folder, everywhere)
+    if not any(there for _, there, *_ in everywhere):
+        return
+    trainer._generation = max(generation for *_, generation in everywhere)
+    if state is None or state["rollout"] is None:
+        trainer._step = 0  # the next micro-batch begins a rollout
+    else:
+        trainer._step, trainer._buffered_inputs = state["step"], state["rollout"]
+
+
+def _refuse(folder: str, everywhere: list[tuple[str, bool, bool, str, int]]) -> None:
+    ranks = len(everywhere)
+    tail = f" Raised on all {ranks} ranks." if ranks > 1 else ""
+    for rank, (trouble, *_) in enumerate(everywhere):
+        if trouble:
+            raise CapabilityError(f"rank {rank}: {trouble}. Restore the file.{tail}")
+    if not any(live for _, _, live, *_ in everywhere):
+        return
+    away = f"delete every {rollout_file(folder, 0).replace('rollout_0', 'rollout_*')} to sample a new one"
+    for *_, found, _ in everywhere:
+        if found:
+            raise CapabilityError(
+                f"the checkpoint holds a rollout that is not used up, of a run with other settings: {found}. Resume "
+                f"with the old settings until it is, or {away}.{tail}"
+            )
+    missing = [str(rank) for rank, (_, there, *_) in enumerate(everywhere) if not there]
+    if missing:
+        raise CapabilityError(
+            f"rank {', '.join(missing)} does not find its part of the rollout in {folder}, and others do: some would "
+            f"sample and some would not. Restore the file (each machine writes those of its own ranks), or {away}.{tail}"
+        )
