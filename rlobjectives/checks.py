@@ -144,7 +144,9 @@ def check_number(
 ) -> None:
     """Raise unless ``value`` is a finite real number in the given interval (bools are refused)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise CapabilityError(f"{name} is {value!r}; expected a number, not {type(value).__name__}.")
+        raise CapabilityError(
+            f"{name} is {value!r}; expected a number, not {type(value).__name__}.{_as_number(value)}"
+        )
     inside = (value > low if open_low else value >= low) and (value < high if open_high else value <= high)
     if not -math.inf < value < math.inf or abs(value) > sys.float_info.max or not inside:
         left = "(" if open_low or low == -math.inf else "["
@@ -152,6 +154,21 @@ def check_number(
         raise CapabilityError(
             f"{name} is {value!r}; expected a finite number in {left}{low:g}, {high:g}{right}."
         )
+
+
+def _as_number(value: object) -> str:
+    """How to write a number that arrived as text: YAML takes ``4e-4`` for a word."""
+    try:
+        float(str(value))
+    except ValueError:
+        return ""
+    if not isinstance(value, str):
+        return ""
+    head, exponential, power = value.strip().lower().partition("e")
+    if not exponential:
+        return f" Write {head} without quotes."
+    written = f"{head if '.' in head else f'{head}.0'}e{power if power[0] in '+-' else f'+{power}'}"
+    return f" In YAML write {written}: without a dot and a sign it is text."
 
 
 def check_numbers(name: str, values: Sequence[object] | None, *, low: float = -math.inf) -> None:

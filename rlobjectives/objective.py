@@ -140,7 +140,8 @@ class Objective:
 
         Args:
             name: ``"gdpo"``, ``"dr_grpo"`` …; `rlobjectives algorithms` lists them.
-            overrides: By field: a part, or a dictionary of options for the part the algorithm has.
+            overrides: By field: a part, or a dictionary of options, for the part the algorithm has or for an
+                optional one of which there is a single class (``entropy_mask={"fraction": 0.2}``).
 
         Raises:
             UnknownAlgorithmError: If the name is neither.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -280,7 +281,9 @@ def build(name: str, overrides: Mapping[str, object]) -> Any:
     Args:
         name: A key of `ALGORITHMS`, or ``"package.module:Name"`` of an estimator class or of a callable
             that returns an `Objective`.
-        overrides: By field: a part, a dictionary of options, or a plain value.
+        overrides: By field: a part, a dictionary of options, or a plain value. Options of a part that the algorithm
+            does not have make one, where the field takes a single class (``kl``, ``correction``, ``off_policy_mask``,
+            ``entropy_mask``, ``value_loss``).
 
     Raises:
         UnknownAlgorithmError: If the name is neither.
@@ -311,13 +314,25 @@ def build(name: str, overrides: Mapping[str, object]) -> Any:
         if role in overrides and not isinstance(override, Mapping):
             built[role] = override
             continue
-        if role not in spec.parts and role != "kl":
+        kind = resolve(spec.parts[role]) if role in spec.parts else _only_class(role)
+        if kind is None:
             raise CapabilityError(
-                f"{name} has no {role} to take options; give the part itself, such as {role}=SomeClass(...)."
+                f"{name} has no {role} to take options; give the part itself, such as {role}=SomeClass(...), or in a "
+                f"file its path, {role}: 'package.module:SomeClass'."
             )
         options = {**spec.options.get(role, {}), **(override or {})}  # type: ignore[dict-item]
-        built[role] = _make(name, role, resolve(spec.parts.get(role, "KLPenalty")), options)
+        built[role] = _make(name, role, kind, options)
     return built
+
+
+def _only_class(role: str) -> Callable[..., Any] | None:
+    """The class of an objective's optional part, where there is one that can be made and not a family of them."""
+    objective = resolve("Objective")
+    hint = typing.get_type_hints(objective)[role]
+    kinds = [one for one in typing.get_args(hint) if one is not type(None)]
+    if len(kinds) != 1 or not issubclass(kinds[0], Component) or not dataclasses.is_dataclass(kinds[0]):
+        return None
+    return kinds[0]
 
 
 def _make(algorithm: str, role: str, kind: Callable[..., Any], options: Mapping[str, object]) -> Any:

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ from rlobjectives import (
     ALGORITHMS,
     GDPO,
     GRPO,
+    OPSM,
     CapabilityError,
     ClippedSurrogate,
+    ClippedValueLoss,
+    EntropyMask,
     FixedBudget,
+    ImportanceCorrection,
     KLPenalty,
     Objective,
     SequenceMean,
@@ -73,6 +78,40 @@ def test_overrides_are_parts_options_or_values() -> None:
 
 
 @pytest.mark.parametrize(
+    ("role", "options", "part"),
+    [
+        ("correction", {"weight": "token", "high": 1.5}, ImportanceCorrection(weight="token", high=1.5)),
+        ("off_policy_mask", {"threshold": 0.5}, OPSM(threshold=0.5)),
+        ("entropy_mask", {"fraction": 0.2}, EntropyMask(fraction=0.2)),
+        ("value_loss", {"coef": 0.5}, ClippedValueLoss(coef=0.5)),
+        ("kl", {"coef": 0.1}, KLPenalty(coef=0.1)),
+    ],
+)
+def test_options_make_an_optional_part_of_one_class(role: str, options: dict[str, Any], part: Any) -> None:
+    built = Objective.named("grpo", **{role: options})
+    assert getattr(built, role) == part
+    # Also where a class of the user's own is named.
+    assert getattr(Objective.named("rlobjectives:GRPO", **{role: options}), role) == part
+    with pytest.raises(CapabilityError, match=f"grpo: {type(part).__name__} has no option 'nothing'"):
+        Objective.named("grpo", **{role: {"nothing": 1}})
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("4e-4", "In YAML write 4.0e-4:"),
+        ("1.5e3", r"In YAML write 1.5e\+3:"),
+        ("2E+1", r"In YAML write 2.0e\+1:"),
+        ("0.2", "Write 0.2 without quotes"),
+        ("much", "not str.$"),
+    ],
+)
+def test_a_number_given_as_text_says_how_to_write_it(text: str, written: str) -> None:
+    with pytest.raises(CapabilityError, match=f"clip_high is '{re.escape(text)}'.*{written}"):
+        Objective.named("grpo", policy_loss={"clip_high": text})
+
+
+@pytest.mark.parametrize(
     ("name", "options", "error", "message"),
     [
         (
@@ -99,6 +138,12 @@ def test_overrides_are_parts_options_or_values() -> None:
         ),
         ("gdpo", {"estimater": {}}, CapabilityError, "no field 'estimater'.* Did you mean 'estimator'"),
         ("gdpo", {"estimator": None}, CapabilityError, "estimator is None"),
+        (
+            "gdpo",
+            {"distillation": {"coef": 1.0}},
+            CapabilityError,
+            "gdpo has no distillation to take options; give the part itself.*'package.module:SomeClass'",
+        ),
         ("rlobjectives:TokenMean", {}, CapabilityError, "expected an instance of Estimator"),
     ],
 )

@@ -24,7 +24,8 @@ class FunctionEstimator(Estimator):
 
     Args:
         function: Gives one number a sequence ``[n]``, or one a token, shaped like the layout's mask.
-        token_level: True when it gives one number a token.
+        token_level: True when it gives one number a token; a bare function in `Objective` is taken to give one a
+            sequence.
 
     Raises:
         CapabilityError: If it is not callable.
@@ -58,8 +59,18 @@ class FunctionEstimator(Estimator):
         )
         if not isinstance(found, Tensor) or tuple(found.shape) != expected:
             got = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            name = getattr(self.function, "__name__", self.function)
+            per_token = isinstance(found, Tensor) and rollouts.layout is not None
+            per_token = per_token and tuple(found.shape) == tuple(rollouts.layout.shape)
+            hint = (
+                ""
+                if self.token_level or not per_token
+                else (
+                    f" That is one number a token: say so, estimator=FunctionEstimator(function={name}, token_level=True)."
+                )
+            )
             raise ShapeError(
-                f"{getattr(self.function, '__name__', self.function)!s} returned {got}; expected a tensor "
-                f"{list(expected)}, one number a {'token' if self.token_level else 'sequence'}."
+                f"{name!s} returned {got}; expected a tensor "
+                f"{list(expected)}, one number a {'token' if self.token_level else 'sequence'}.{hint}"
             )
         return found.detach().to(torch.float64)

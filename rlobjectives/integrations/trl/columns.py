@@ -23,6 +23,7 @@ __all__ = [
     "SAMPLED",
     "TEACHER",
     "forward",
+    "image_columns",
     "scoring_parameters",
     "teacher_column",
     "token_batch",
@@ -88,6 +89,11 @@ def scoring_parameters(trainer: Host | type[Host]) -> list[str]:
         f"{kind.__name__}.{_HOOK} takes any keyword, so nobody can tell which columns of a batch the model reads. "
         "Name its parameters as TRL does."
     )
+
+
+def image_columns(trainer: Host | type[Host]) -> list[str]:
+    """Columns of a batch that belong to images and not to tokens: rows of them are not sequences."""
+    return [one for one in scoring_parameters(trainer) if one not in _HANDLED and "token_type" not in one]
 
 
 def forward(

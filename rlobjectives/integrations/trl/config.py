@@ -10,9 +10,30 @@ from trl import GRPOConfig
 from rlobjectives.checks import check_choice
 from rlobjectives.errors import CapabilityError
 
-__all__ = ["SAMPLING_MODES", "ObjectiveConfig"]
+__all__ = ["SAMPLING_MODES", "ObjectiveConfig", "as_sampling_mode", "check_resamples"]
 
 SAMPLING_MODES = ("off", "drop", "resample")
+
+
+def as_sampling_mode(value: object) -> str:
+    """One of `SAMPLING_MODES`; False is ``"off"``, because YAML reads ``off`` without quotes as that.
+
+    Raises:
+        CapabilityError: If it is none of them.
+
+    Example:
+        >>> as_sampling_mode(False), as_sampling_mode("drop")
+        ('off', 'drop')
+    """
+    mode = "off" if value is False else value
+    check_choice("dynamic_sampling", mode, SAMPLING_MODES)
+    return str(mode)
+
+
+def check_resamples(value: Any) -> None:
+    """Raise unless it is a number of rounds."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise CapabilityError(f"max_resamples is {value!r}; expected an integer, 0 or more.")
 
 
 @dataclass
@@ -26,16 +47,18 @@ class ObjectiveConfig(GRPOConfig):  # type: ignore[misc]
         objective_args: Overrides by field: ``{"estimator": {"weights": [1.0, 0.5]}}``.
         dynamic_sampling: What happens to prompt groups without signal: ``"off"`` nothing, ``"drop"`` they leave the
             window's sums and counts, ``"resample"`` they are sampled again, at most `max_resamples` times, and then
-            dropped.
-        max_resamples: Bound on the extra generation rounds of a batch.
+            dropped. None leaves it to the trainer's class, which by default says ``"off"``. A False is taken for
+            ``"off"``: YAML reads the bare word so.
+        max_resamples: Bound on the extra generation rounds of a batch. None leaves it to the trainer's class, which
+            by default says 2.
 
     Raises:
         CapabilityError: If an option is out of range.
 
     Example:
-        >>> config = ObjectiveConfig(output_dir="runs", objective="gdpo", use_cpu=True, bf16=False)
+        >>> config = ObjectiveConfig(output_dir="runs", objective="gdpo", use_cpu=True, bf16=False, dynamic_sampling="drop")
         >>> config.objective, config.dynamic_sampling
-        ('gdpo', 'off')
+        ('gdpo', 'drop')
     """
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [
@@ -50,18 +73,20 @@ class ObjectiveConfig(GRPOConfig):  # type: ignore[misc]
         default=None,
         metadata={"help": "Overrides by field of the objective, as JSON on the command line."},
     )
-    dynamic_sampling: str = field(
-        default="off", metadata={"help": "Prompt groups without signal: 'off', 'drop' or 'resample'."}
+    dynamic_sampling: str | None = field(
+        default=None,
+        metadata={"help": "Prompt groups without signal: 'off' (the default), 'drop' or 'resample'."},
     )
-    max_resamples: int = field(
-        default=2, metadata={"help": "Most extra generation rounds of a batch under 'resample'."}
+    max_resamples: int | None = field(
+        default=None, metadata={"help": "Most extra generation rounds of a batch under 'resample' (2)."}
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("dynamic_sampling", self.dynamic_sampling, SAMPLING_MODES)
-        if self.max_resamples < 0:
-            raise CapabilityError(f"max_resamples is {self.max_resamples}; expected 0 or more.")
+        if self.dynamic_sampling is not None:
+            self.dynamic_sampling = as_sampling_mode(self.dynamic_sampling)
+        if self.max_resamples is not None:
+            check_resamples(self.max_resamples)
         if self.objective_args and not self.objective:
             raise CapabilityError(
                 "objective_args is given without objective. Name the objective it belongs to."

@@ -9,7 +9,42 @@ from typing import Any
 from rlobjectives.capabilities import TrainerFacts
 from rlobjectives.objective import Objective
 
-__all__ = ["is_stale", "trainer_facts", "updates_per_rollout", "violations"]
+__all__ = ["altered_sampling", "is_stale", "trainer_facts", "updates_per_rollout", "violations"]
+
+_NEUTRAL: dict[str, object] = {
+    "do_sample": True,
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "penalty_alpha": 0.0,
+    "diversity_penalty": 0.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "guidance_scale": 1.0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    **dict.fromkeys(
+        (
+            "top_h",
+            "dola_layers",
+            "exponential_decay_length_penalty",
+            "bad_words_ids",
+            "force_words_ids",
+            "constraints",
+            "forced_bos_token_id",
+            "forced_eos_token_id",
+            "suppress_tokens",
+            "begin_suppress_tokens",
+            "sequence_bias",
+            "watermarking_config",
+        )
+    ),
+}
+"""Options of generation that change which distribution is sampled, with the value that does not."""
+_PARALLEL = {"tp": "tensor", "cp": "context", "sp": "sequence"}
 
 
 def updates_per_rollout(accumulation: int, steps_per_generation: int, num_iterations: int) -> int:
@@ -35,20 +70,46 @@ def is_stale(config: Any) -> bool:
     return bool(config.gradient_accumulation_steps % generation)
 
 
+def altered_sampling(config: Any) -> str | None:
+    """The settings, besides ``top_p``, ``top_k`` and ``min_p``, that make samples another distribution's, in words.
+
+    Args:
+        config: `GRPOConfig` or `RLOOConfig`.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> kwargs = {"typical_p": 0.3, "num_beams": 1, "stop_strings": "end"}
+        >>> altered_sampling(SimpleNamespace(generation_kwargs=kwargs, repetition_penalty=1.1))
+        'repetition_penalty = 1.1, typical_p = 0.3'
+    """
+    kwargs = config.generation_kwargs or {}
+    penalty = kwargs.get("repetition_penalty", config.repetition_penalty)
+    found = [f"repetition_penalty = {penalty!r}"] if penalty not in (None, 1.0) else []
+    for name, neutral in _NEUTRAL.items():
+        value = kwargs.get(name, neutral)
+        if value != neutral and (value is not None or name == "do_sample"):
+            found.append(f"{name} = {value!r}")
+    return ", ".join(found) or None
+
+
 def trainer_facts(
-    config: Any, *, num_rewards: int | None, has_rollout_func: bool = False, has_reference: bool = True
+    config: Any,
+    *,
+    num_rewards: int | None,
+    has_sampler: bool = False,
+    has_teacher: bool = False,
+    has_reference: bool = True,
 ) -> TrainerFacts:
     """The facts, from the configuration alone.
 
     Args:
         config: `GRPOConfig` or `RLOOConfig`.
         num_rewards: Reward functions; None if an environment may add some.
-        has_rollout_func: A user's sampler, which returns log-probabilities of what it sampled, and may return those
-            of a teacher.
+        has_sampler: vLLM or a user's ``rollout_func`` samples, and its log-probabilities are handed out.
+        has_teacher: There is a ``rollout_func``, which may return a teacher's log-probabilities.
         has_reference: The trainer hands out reference log-probabilities.
     """
     sampling = {**vars(config), **(config.generation_kwargs or {})}
-    sampler = config.use_vllm or has_rollout_func
     return TrainerFacts(
         num_generations=config.num_generations,
         num_rewards=num_rewards,
@@ -60,11 +121,11 @@ def trainer_facts(
         top_p=sampling["top_p"],
         top_k=sampling["top_k"],
         min_p=sampling["min_p"],
-        behavior_logprobs="sampled" if sampler else "untruncated",
+        behavior_logprobs="sampled" if has_sampler else "untruncated",
         normalize_advantages=False,
         has_critic=False,
         has_reference=has_reference,
-        has_teacher=has_rollout_func,
+        has_teacher=has_teacher,
         can_prepass=True,
         context_parallel_size=1,
         whole_groups_per_window=config.gradient_accumulation_steps % config.steps_per_generation == 0,
@@ -75,16 +136,23 @@ def trainer_facts(
 
 
 def violations(
-    objective: Objective, config: Any, *, token_level: bool, liger_loss: bool, entropy_gradient: bool
+    objective: Objective,
+    config: Any,
+    *,
+    liger_loss: bool,
+    entropy_gradient: bool,
+    has_sampler: bool = False,
+    dynamic_sampling: str = "off",
 ) -> Iterable[str]:
     """What flags alone cannot say: settings of TRL that would change the objective behind its back.
 
     Args:
         objective: The objective.
         config: The trainer's configuration.
-        token_level: Whether its estimator gives one advantage a token.
         liger_loss: Whether this TRL replaces the loss under ``use_liger_kernel``.
         entropy_gradient: Whether this TRL's entropies carry gradient.
+        has_sampler: Whether a sampler's own log-probabilities are handed out.
+        dynamic_sampling: What happens to groups without signal.
     """
     kwargs = config.generation_kwargs or {}
     if kwargs.get("temperature", config.temperature) != config.temperature:
@@ -92,14 +160,20 @@ def violations(
             f"generation_kwargs samples at temperature {kwargs['temperature']}, but log-probabilities are taken at "
             f"{config.temperature}: every ratio would be wrong. Set temperature= itself."
         )
-    penalty = kwargs.get("repetition_penalty", config.repetition_penalty)
-    sampled = config.use_vllm
-    if objective.capabilities.requires_sampled_distribution and penalty != 1.0 and not sampled:
+    needs, altered = objective.capabilities, altered_sampling(config)
+    if needs.requires_sampled_distribution and altered and not has_sampler:
         yield (
-            f"repetition_penalty = {penalty} samples from another distribution than the log-probabilities are taken "
-            "from, and its importance ratio needs the one that sampled. Set it to 1.0."
+            f"{altered}: samples come from another distribution than the log-probabilities are taken from, and its "
+            "importance ratio needs the one that sampled. Leave that out, or let a sampler (use_vllm, rollout_func) "
+            "return the log-probabilities of what it does."
         )
-    correction = getattr(objective, "correction", None)
+    correction = objective.correction
+    if correction is not None and not has_sampler:
+        yield (
+            f"{type(correction).__name__} weights tokens by the trainer's log-probabilities over the sampler's, and no "
+            "sampler returns any here: the policy itself generates, and every weight would be 1. Leave correction "
+            "out, or sample with GRPOTrainer and use_vllm=True or a rollout_func that returns logprobs."
+        )
     if (
         config.use_vllm
         and getattr(config, "vllm_importance_sampling_correction", False)
@@ -116,11 +190,18 @@ def violations(
             f"entropy_coef = {objective.entropy_coef} needs entropies with gradient, which this version of TRL does "
             "not compute. Use TRL 1.8 or newer, or entropy_coef=0."
         )
-    if getattr(config, "dynamic_sampling", "off") != "off" and token_level:
+    if dynamic_sampling != "off" and objective.estimator.token_level:
         yield (
-            f"dynamic_sampling = {config.dynamic_sampling!r} judges prompt groups, but "
+            f"dynamic_sampling = {dynamic_sampling!r} judges prompt groups, but "
             f"{type(objective.estimator).__name__} gives one advantage a token. Set it to 'off'."
         )
+    noise = getattr(config, "neftune_noise_alpha", None)
+    if noise and needs.needs_prepass:
+        yield (
+            f"it reads the window's log-probabilities in a pass before the losses, and with neftune_noise_alpha = "
+            f"{noise} the two passes would see two different policies. Leave the noise out."
+        )
     parallel = getattr(config, "parallelism_config", None)
-    if parallel is not None and getattr(parallel, "tp_enabled", False):
-        yield "tensor parallelism (parallelism_config) is not supported: ranks share sequences. Set tp_size=1."
+    for short, name in _PARALLEL.items():
+        if getattr(parallel, f"{short}_enabled", False):
+            yield f"{name} parallelism (parallelism_config) is not supported: ranks share sequences. Set {short}_size=1."

@@ -19,12 +19,18 @@ from rlobjectives.distributed import GradientScale
 from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.trl.checkpoint import load_rollout, save_rollout
 from rlobjectives.integrations.trl.columns import forward
-from rlobjectives.integrations.trl.facts import trainer_facts, violations
+from rlobjectives.integrations.trl.facts import altered_sampling, trainer_facts, violations
 from rlobjectives.integrations.trl.options import option_violations, stock_defaults
 from rlobjectives.integrations.trl.probe import missing_columns
 from rlobjectives.integrations.trl.rollout import unique_names
 from rlobjectives.integrations.trl.sampling import SamplingMixin
-from rlobjectives.integrations.trl.settle import ObjectiveLike, as_objective, carry_over, with_reference
+from rlobjectives.integrations.trl.settle import (
+    ObjectiveLike,
+    as_objective,
+    carry_over,
+    settle_sampling,
+    with_reference,
+)
 from rlobjectives.integrations.trl.skip import StepSkipper, forget_unscaled
 from rlobjectives.integrations.trl.step_window import StepWindow, largest_dropout, open_window
 from rlobjectives.objective import Objective
@@ -47,8 +53,9 @@ class ObjectiveMixin(SamplingMixin):
 
     Attributes:
         objective: The objective in use, options carried over from TRL included.
-        dynamic_sampling: ``"off"``, ``"drop"`` or ``"resample"`` groups without signal (see `ObjectiveConfig`).
-        max_resamples: Bound on the extra generation rounds.
+        dynamic_sampling: ``"off"``, ``"drop"`` or ``"resample"`` groups without signal: in the class body or in
+            `ObjectiveConfig`, which says more; one place, not two.
+        max_resamples: Bound on the extra generation rounds; the same.
 
     Raises:
         CapabilityError: In the class statement, if a trainer stands before the mixin. At construction, listing every option that would be ignored and everything the objective
@@ -110,12 +117,17 @@ class ObjectiveMixin(SamplingMixin):
 
     def _settle(self, chosen: ObjectiveLike, config: Any, given: dict[str, Any]) -> None:
         objective, found = carry_over(as_objective(chosen, config), config, has_reference=self._has_reference)
+        self.dynamic_sampling, self.max_resamples = settle_sampling(type(self), config)
         functions = given.get("reward_funcs")
         count = len(functions) if isinstance(functions, (list, tuple)) else int(functions is not None)
+        own_sampler = given.get("rollout_func") is not None
+        # RLOOTrainer keeps those of a sampler to itself, too.
+        has_sampler = (config.use_vllm or own_sampler) and self._has_reference
         facts = trainer_facts(
             config,
             num_rewards=None if given.get("environment_factory") is not None else count,
-            has_rollout_func=given.get("rollout_func") is not None,
+            has_sampler=has_sampler,
+            has_teacher=own_sampler,
             has_reference=self._has_reference,
         )
         own = [sentence for part in objective.parts().values() for sentence in part.violations(facts)]
@@ -123,14 +135,16 @@ class ObjectiveMixin(SamplingMixin):
         found += violations(
             objective,
             config,
-            token_level=objective.estimator.token_level,
             liger_loss=hasattr(type(self), "compute_liger_loss"),
             entropy_gradient="entropy_coef" in stock_defaults(config) or not self._has_reference,
+            has_sampler=has_sampler,
+            dynamic_sampling=self.dynamic_sampling,
         )
         check(objective.name, objective.capabilities, facts, found)
         self.objective = objective
-        self.dynamic_sampling = getattr(config, "dynamic_sampling", self.dynamic_sampling)
-        self.max_resamples = getattr(config, "max_resamples", self.max_resamples)
+        if objective.capabilities.requires_sampled_distribution and has_sampler:
+            cuts = (facts.truncation(), altered_sampling(config), objective.correction and "a correction")
+            self._sampler_must_say = ", ".join(one for one in cuts if one)
 
     def _finish_setup(self) -> None:
         # Older releases of the Trainer decide on this attribute whether to divide by the accumulation.
@@ -151,6 +165,12 @@ class ObjectiveMixin(SamplingMixin):
             warnings.warn(
                 f"dropout = {dropout} is active: log-probabilities recomputed for ratios differ from those of the "
                 "training pass by chance. Set disable_dropout=True, and the dropout rates of the model's config to 0.",
+                stacklevel=3,
+            )
+        if noise := getattr(self.args, "neftune_noise_alpha", None):
+            warnings.warn(
+                f"neftune_noise_alpha = {noise}: log-probabilities recomputed for ratios differ from those of the "
+                "training pass by chance.",
                 stacklevel=3,
             )
         if self.num_generations_eval < self.objective.capabilities.min_group_size and self.args.do_eval:

@@ -75,7 +75,9 @@ OPTIONS: dict[str, Option] = {
     },
     "temperature": Option("read", "Sampling and all log-probabilities use it."),
     "generation_kwargs": Option(
-        "read", "Overrides of `top_p`, `top_k`, `min_p` count; another `temperature` is refused."
+        "read",
+        "Overrides of `top_p`, `top_k`, `min_p` count; another `temperature` is refused, and what else changes the "
+        "distribution (`typical_p`, `do_sample`, `num_beams` …) is treated like `top_p`.",
     ),
     **_kept("chat_template_kwargs", "cache_implementation"),
     **_kept(
@@ -198,6 +200,9 @@ INHERITED: dict[str, Option] = {
         "read", "Layer kernels are kept. Refused where it would replace the loss too (TRL up to 1.13)."
     ),
     "gradient_checkpointing": Option("kept"),
+    "neftune_noise_alpha": Option(
+        "read", "Warned of like dropout, and refused for objectives with a pass before their losses."
+    ),
     "bf16": Option("kept", "Log-probabilities are raised to float32; statistics are float64."),
     "fp16": Option("kept", "A skipped step leaves the gradient scaler as it was."),
     "torch_compile": Option("kept", "Not tested; losses and estimators themselves are not compiled."),

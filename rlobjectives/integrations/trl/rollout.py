@@ -14,7 +14,7 @@ from rlobjectives.estimators import Estimator
 from rlobjectives.layouts import PaddedLayout
 from rlobjectives.rollouts import Rollouts
 
-__all__ = ["Scored", "global_rollouts", "merge_rounds", "score", "unique_names"]
+__all__ = ["Scored", "global_rollouts", "merge_rounds", "other_images", "score", "unique_names"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,33 @@ def score(rollouts: Rollouts, estimator: Estimator) -> Scored:
     """Estimate raw advantages of all ranks' sequences. No communication; the same on every rank."""
     alive = None if estimator.token_level else estimator.carries_signal(rollouts)
     return Scored(rollouts, estimator.estimate(rollouts), alive)
+
+
+def other_images(first: dict[str, Any], again: dict[str, Any], columns: list[str]) -> str | None:
+    """What to say where two rounds over the same prompts saw other images, or None.
+
+    Images of the prompts are the same in every round. Those that a tool returned belong to one completion, and their
+    pixels do not lie in rows of sequences, so they cannot be exchanged with it.
+
+    Args:
+        first: A generation batch.
+        again: Another round over the same prompts.
+        columns: Names of the columns that belong to images.
+    """
+    for name in columns:
+        mine, theirs = first.get(name), again.get(name)
+        if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
+            same = torch.equal(mine, theirs)
+        elif isinstance(mine, Tensor) or isinstance(theirs, Tensor):
+            same = False
+        else:
+            same = mine == theirs
+        if not same:
+            return (
+                f"dynamic_sampling = 'resample' would mix the images of two rounds: {name} differs, so a tool returned "
+                "some of them. Use 'drop' or 'off'."
+            )
+    return None
 
 
 def merge_rounds(

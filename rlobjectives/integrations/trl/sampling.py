@@ -15,12 +15,14 @@ from rlobjectives.integrations.trl.columns import (
     SAMPLED,
     TEACHER,
     forward,
+    image_columns,
     teacher_column,
     token_layout,
 )
 from rlobjectives.integrations.trl.facts import is_stale
 from rlobjectives.integrations.trl.host import Host
-from rlobjectives.integrations.trl.rollout import Scored, global_rollouts, merge_rounds, score
+from rlobjectives.integrations.trl.rollout import Scored, global_rollouts, merge_rounds, other_images, score
+from rlobjectives.integrations.trl.together import raise_together
 from rlobjectives.layouts import PaddedLayout
 from rlobjectives.statistics import Mean, Stat, Sum, fold
 
@@ -32,13 +34,15 @@ class SamplingMixin(Host):
 
     Attributes:
         objective: The objective in use.
-        dynamic_sampling: ``"off"``, ``"drop"`` or ``"resample"`` groups without signal.
-        max_resamples: Bound on the extra generation rounds.
+        dynamic_sampling: ``"off"``, ``"drop"`` or ``"resample"`` groups without signal; None in a class that leaves
+            it to the configuration.
+        max_resamples: Bound on the extra generation rounds; the same.
     """
 
     objective: Any = None  # an `ObjectiveLike` in a class body, an `Objective` once constructed
-    dynamic_sampling: str = "off"
-    max_resamples: int = 2
+    dynamic_sampling: Any = None
+    max_resamples: Any = None
+    _sampler_must_say: str = ""  # why the sampler's log-probabilities may not be left out
 
     def _begin_sampling(self) -> None:
         self._generation = 0
@@ -70,6 +74,7 @@ class SamplingMixin(Host):
                 rounds += 1
                 again, rescored = self._sample(inputs, mode)
                 assert rescored.alive is not None
+                raise_together(other_images(output, again, image_columns(self)))
                 taken = rescored.alive & ~alive
                 output = merge_rounds(output, again, self._local(taken), self.processing_class.pad_token_id)
                 alive = alive | taken
@@ -81,6 +86,8 @@ class SamplingMixin(Host):
 
     def _sample(self, inputs: Any, mode: str) -> tuple[dict[str, Any], Scored]:
         output = super()._generate_and_score_completions(inputs)
+        if self._sampler_must_say:
+            raise_together(self._silent_sampler(output))
         group_size = self.num_generations if mode == "train" else self.num_generations_eval
         self._rows, self._group_size = output["completion_mask"].shape[0], group_size
         layout = token_layout(output)
@@ -115,6 +122,16 @@ class SamplingMixin(Host):
         output[GENERATED_AT] = torch.tensor(self.state.global_step)
         self._report_rewards(scored, mode, self._response_lengths(output, layout)[:genuine])
         return output, scored
+
+    def _silent_sampler(self, output: dict[str, Any]) -> str | None:
+        """What to say of a sampler that owes log-probabilities, or None."""
+        if output.get("sampling_per_token_logps") is not None:
+            return None
+        return (
+            f"rollout_func returned logprobs = None, but with {self._sampler_must_say} the objective's importance "
+            'ratio needs those of the distribution that sampled. Return "logprobs", one list a completion, one number a '
+            "token, of what was really sampled from; or sample without that."
+        )
 
     def _genuine_rows(self, everywhere: int) -> int:
         """How many rows of an evaluation batch are data; accelerate fills up the last one from the beginning."""

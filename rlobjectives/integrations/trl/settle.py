@@ -11,12 +11,13 @@ from torch import Tensor
 
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators import Estimator
+from rlobjectives.integrations.trl.config import as_sampling_mode, check_resamples
 from rlobjectives.losses import KLPenalty
 from rlobjectives.objective import Objective
 from rlobjectives.registry import ALGORITHMS, resolve
 from rlobjectives.rollouts import Rollouts
 
-__all__ = ["ObjectiveLike", "as_objective", "carry_over", "with_reference"]
+__all__ = ["ObjectiveLike", "as_objective", "carry_over", "settle_sampling", "with_reference"]
 
 ObjectiveLike = Objective | Estimator | str | Mapping[str, Any] | Callable[[Rollouts], Tensor]
 """An objective, an estimator, a name, ``{"name": …, field: options}``, or a function from rollouts to advantages."""
@@ -129,6 +130,32 @@ def with_reference(objective: Objective, config: Any) -> Any:
     return config
 
 
+def settle_sampling(kind: type, config: Any) -> tuple[str, int]:
+    """What happens to groups without signal, and the most extra rounds, from the class body or the configuration.
+
+    Args:
+        kind: The trainer's class.
+        config: Its configuration.
+
+    Raises:
+        CapabilityError: If one is said in both places, or out of range.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> settle_sampling(object, SimpleNamespace(dynamic_sampling="drop")), settle_sampling(object, None)
+        (('drop', 2), ('off', 2))
+    """
+    settled = {}
+    for name, usual in (("dynamic_sampling", "off"), ("max_resamples", 2)):
+        here, there = getattr(kind, name, None), getattr(config, name, None)
+        if here is not None and there is not None:
+            raise CapabilityError(f"{name} is said in 2 places (the class body, ObjectiveConfig). Keep one.")
+        settled[name] = next((one for one in (here, there) if one is not None), usual)
+    mode = as_sampling_mode(settled["dynamic_sampling"])
+    check_resamples(settled["max_resamples"])
+    return mode, settled["max_resamples"]
+
+
 def _with_budget(name: str, overrides: dict[str, Any], config: Any) -> dict[str, Any]:
     spec = ALGORITHMS.get(name)
     length = getattr(config, "max_completion_length", None)
@@ -149,6 +176,9 @@ def _with_budget(name: str, overrides: dict[str, Any], config: Any) -> dict[str,
 def _part(value: Any) -> Any:
     """What a file can say: lists become tuples, ``"package.module:Name"`` the thing itself (a class, made)."""
     if isinstance(value, Mapping):
+        if "class_path" in value:
+            module, _, name = str(value["class_path"]).replace(":", ".").rpartition(".")
+            return resolve(f"{module or 'rlobjectives'}:{name}")(**_part(value.get("init_args") or {}))
         return {name: _part(entry) for name, entry in value.items()}
     if isinstance(value, list):
         return tuple(_part(entry) for entry in value)

@@ -10,7 +10,15 @@ pytest.importorskip("trl")
 
 from trl import TrlParser
 
-from rlobjectives import GDPO, CapabilityError
+from rlobjectives import (
+    GDPO,
+    OPSM,
+    CapabilityError,
+    EntropyMask,
+    ImportanceCorrection,
+    KLPenalty,
+    SequenceMean,
+)
 from rlobjectives.integrations.trl import ObjectiveConfig, ObjectiveGRPOTrainer
 from tests.integrations.trl import tiny
 
@@ -31,6 +39,46 @@ objective_args:
   policy_loss: {{clip_high: 0.28}}
 dynamic_sampling: drop
 """
+
+
+def parsed(folder: Path, lines: str) -> ObjectiveConfig:
+    file = folder / "own.yaml"
+    file.write_text(YAML.format(folder=folder).split("objective: gdpo")[0] + lines)
+    (config,) = TrlParser((ObjectiveConfig,)).parse_args_and_config(["--config", str(file)])
+    return config
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ("off_policy_mask: {threshold: 0.5, against: behavior}", OPSM(threshold=0.5, against="behavior")),
+        ("entropy_mask: {fraction: 0.2}", EntropyMask(fraction=0.2)),
+        ("correction: {weight: token, high: 1.5}", ImportanceCorrection(weight="token", high=1.5)),
+        ("kl: {coef: 0.1}", KLPenalty(coef=0.1)),
+        ("off_policy_mask: rlobjectives:OPSM", OPSM()),
+        (
+            "entropy_mask: {class_path: rlobjectives.EntropyMask, init_args: {fraction: 0.3}}",
+            EntropyMask(fraction=0.3),
+        ),
+        ("reduction: {class_path: SequenceMean}", SequenceMean()),
+    ],
+)
+def test_parts_that_the_algorithm_does_not_have(options: str, part: object, tmp_path: Path) -> None:
+    config = parsed(tmp_path, f"objective: grpo\nobjective_args:\n  {options}\n")
+    trained = tiny.trainer(ObjectiveGRPOTrainer, config, model=tiny.saved())
+    assert part in trained.objective.parts().values()
+
+
+def test_off_without_quotes_is_off(tmp_path: Path) -> None:
+    config = parsed(tmp_path, "objective: gdpo\ndynamic_sampling: off\n")
+    assert config.dynamic_sampling == "off"
+    assert tiny.trainer(ObjectiveGRPOTrainer, config).dynamic_sampling == "off"
+
+
+def test_a_number_that_yaml_takes_for_text(tmp_path: Path) -> None:
+    config = parsed(tmp_path, "objective: gspo\nobjective_args:\n  policy_loss: {clip_high: 4e-4}\n")
+    with pytest.raises(CapabilityError, match=r"clip_high is '4e-4'.* In YAML write 4.0e-4"):
+        tiny.trainer(ObjectiveGRPOTrainer, config)
 
 
 def test_yaml_and_flags(tmp_path: Path) -> None:

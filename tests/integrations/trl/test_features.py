@@ -18,12 +18,16 @@ from rlobjectives import (
     BatchBaseline,
     CapabilityError,
     Estimator,
+    FunctionEstimator,
+    ImportanceCorrection,
     KLPenalty,
     Objective,
     Rollouts,
     SequenceMean,
+    ShapeError,
 )
-from rlobjectives.integrations.trl import ObjectiveConfig, ObjectiveGRPOTrainer
+from rlobjectives.integrations.trl import ObjectiveConfig, ObjectiveGRPOTrainer, together
+from rlobjectives.integrations.trl.columns import KEPT
 from tests.integrations.trl import tiny
 
 GRPO_TRL = {"name": "grpo", "estimator": {"epsilon": 1e-4}}
@@ -94,33 +98,6 @@ def test_adapters_and_checkpointing_follow_stock() -> None:
         assert any("lora" in name for name, _ in trained.model.named_parameters())
         results.append(tiny.parameters(trained))
     assert float((results[0] - results[1]).abs().max()) <= 1e-6
-
-
-def test_a_resumed_run_takes_the_same_next_steps(tmp_path: Path) -> None:
-    """The checkpoint falls inside a rollout that is used for four steps, and the next rollout is sampled."""
-    shape = {
-        "output_dir": str(tmp_path),
-        "steps_per_generation": 2,
-        "num_iterations": 2,
-        "max_steps": 6,
-        "save_strategy": "steps",
-        "save_steps": 3,
-        "learning_rate": 0.05,
-        "optim": "adamw_torch",
-        "per_device_train_batch_size": 4,
-    }
-    generated = {"generated": True}
-    whole = train("gdpo", extra=generated, **shape)
-    again = tiny.trainer(
-        ObjectiveGRPOTrainer,
-        GRPOConfig(**tiny.options(**shape)),
-        objective="gdpo",
-        generated=True,
-        model=tiny.model(1),
-    )
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert torch.equal(tiny.parameters(whole), tiny.parameters(again))
-    assert history(whole, "loss/total")[3:] == history(again, "loss/total")[-3:]
 
 
 def evaluated(per_batch: int, prompts: int, objective: Any = "gdpo") -> Any:
@@ -243,6 +220,77 @@ def test_groups_without_signal_are_sampled_again_within_bounds() -> None:
     assert history(never, "window/sequences") == [4.0]
     assert history(never, "sampling/extra_rounds") == [2.0]
     assert history(never, "sampling/dropped_group_fraction") == [0.5]
+
+
+def test_images_of_a_tool_are_not_mixed_between_rounds() -> None:
+    """Two rounds over the same prompts see the same pictures, unless a tool brought its own."""
+
+    def with_pixels(change: bool) -> Any:
+        trained = tiny.trainer(
+            ObjectiveGRPOTrainer,
+            ObjectiveConfig(**tiny.options(max_steps=1, dynamic_sampling="resample")),
+            objective=GRPO_TRL,
+            reward_funcs=[dead_at_first(1)],
+        )
+        # As TRL packs them: rows are patches, and of a number that has nothing to do with the sequences.
+        pixels, grid = torch.arange(20.0).view(10, 2), torch.tensor([[1, 2, 5]])
+        scored, rounds = GRPOTrainer._generate_and_score_completions, []
+
+        def seen(self: Any, inputs: Any) -> dict[str, Any]:
+            rounds.append(1)
+            shift = len(rounds) if change else 0.0
+            return {**scored(self, inputs), "pixel_values": pixels + shift, "image_grid_thw": grid}
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(GRPOTrainer, "_generate_and_score_completions", seen)
+            trained.train_loader = iter(trained.get_train_dataloader())
+            return trained._generate_and_score_completions(next(trained.train_loader))
+
+    output = with_pixels(change=False)
+    assert output["pixel_values"].shape == (10, 2)
+    assert bool(output[KEPT].all())
+    with pytest.raises(CapabilityError, match="would mix the images of two rounds: pixel_values differs"):
+        with_pixels(change=True)
+
+
+def returned(logprobs: Any) -> Any:
+    plain = tiny.fixed_rollout({})
+
+    def rollout(batch: list[str], trainer: Any) -> dict[str, Any]:
+        found = plain(batch, trainer)
+        found["logprobs"] = logprobs and [[-3.0] * len(ids) for ids in found["completion_ids"]]
+        return found
+
+    return rollout
+
+
+@pytest.mark.parametrize(
+    ("objective", "options", "reason"),
+    [
+        ("gdpo", {"top_p": 0.5}, "with top_p = 0.5"),
+        ("gdpo", {"generation_kwargs": {"typical_p": 0.3}}, "with typical_p = 0.3"),
+        (Objective(estimator=GRPO(), correction=ImportanceCorrection()), {}, "with a correction"),
+    ],
+)
+def test_a_sampler_that_owes_logprobs_is_asked_for_them(
+    objective: Any, options: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = train(objective, extra={"rollout_func": returned(True)}, max_steps=1, **options)
+    assert history(trained, "window/sequences") == [8.0]
+    with pytest.raises(CapabilityError, match=rf"logprobs = None, but {reason}"):
+        train(objective, extra={"rollout_func": returned(None)}, max_steps=1, **options)
+    # Another rank's silence is everybody's error.
+    monkeypatch.setattr(together, "said_by_ranks", lambda mine: [mine, "it said nothing"])
+    with pytest.raises(CapabilityError, match=r"rank 1: it said nothing Raised on all 2 ranks"):
+        train(objective, extra={"rollout_func": returned(True)}, max_steps=1, **options)
+
+
+def test_noise_on_the_embeddings_is_said() -> None:
+    config = GRPOConfig(**tiny.options(neftune_noise_alpha=5.0))
+    with pytest.warns(UserWarning, match="neftune_noise_alpha = 5.0"):
+        tiny.trainer(ObjectiveGRPOTrainer, config, objective="gdpo")
+    with pytest.raises(CapabilityError, match="neftune_noise_alpha = 5.0"):
+        tiny.trainer(ObjectiveGRPOTrainer, config, objective="p3o")
 
 
 def test_a_step_without_any_signal_is_skipped() -> None:
@@ -408,3 +456,17 @@ def test_a_prepass_with_dropout_is_refused() -> None:
             objective="p3o",
             model=tiny.model(attention_dropout=0.1),
         )
+
+
+def test_a_function_of_tokens_is_told_how_to_say_so() -> None:
+    def signs(rollouts: Rollouts) -> torch.Tensor:
+        return rollouts.tokens("signs").mask.double()
+
+    with pytest.raises(
+        ShapeError, match=r"signs returned \[8, .*FunctionEstimator\(function=signs, token_level=True\)"
+    ):
+        train(Objective(estimator=signs), max_steps=1)
+    with pytest.raises(ShapeError, match=r"one number a sequence\.$"):
+        train(Objective(estimator=lambda rollouts: rollouts.rewards), max_steps=1)
+    said = train(Objective(estimator=FunctionEstimator(function=signs, token_level=True)), max_steps=1)
+    assert history(said, "advantage/abs_mean") == [1.0]

@@ -14,8 +14,21 @@ pytest.importorskip("trl")
 from transformers import TrainingArguments
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig
 
-from rlobjectives import GDPO, GRPO, CapabilityError, KLPenalty, Objective
-from rlobjectives.integrations.trl import ObjectiveGRPOTrainer, ObjectiveMixin, ObjectiveRLOOTrainer
+from rlobjectives import (
+    GDPO,
+    GRPO,
+    CapabilityError,
+    FunctionEstimator,
+    ImportanceCorrection,
+    KLPenalty,
+    Objective,
+)
+from rlobjectives.integrations.trl import (
+    ObjectiveConfig,
+    ObjectiveGRPOTrainer,
+    ObjectiveMixin,
+    ObjectiveRLOOTrainer,
+)
 from rlobjectives.integrations.trl.facts import updates_per_rollout, violations
 from rlobjectives.integrations.trl.options import INHERITED, OPTIONS, markdown
 from rlobjectives.integrations.trl.settle import as_objective, carry_over, with_reference
@@ -98,8 +111,53 @@ def test_cut_sampling_needs_the_cut_distributions_logprobs() -> None:
     config = {"rollout_func": None, "top_p": 0.9}
     assert "top_p = 0.9" in refuse("sampling is cut", **config)
     assert "top_k = 5" in refuse("sampling is cut", rollout_func=None, generation_kwargs={"top_k": 5})
-    refuse("repetition_penalty", rollout_func=None, repetition_penalty=1.1)
+    refuse("repetition_penalty = 1.1", rollout_func=None, repetition_penalty=1.1)
     refuse("samples at temperature 0.5", rollout_func=None, generation_kwargs={"temperature": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("typical_p", 0.3),
+        ("do_sample", False),
+        ("do_sample", None),
+        ("epsilon_cutoff", 1e-3),
+        ("eta_cutoff", 1e-3),
+        ("no_repeat_ngram_size", 2),
+        ("num_beams", 2),
+        ("min_new_tokens", 3),
+        ("suppress_tokens", [5]),
+        ("repetition_penalty", 1.2),
+    ],
+)
+def test_other_distributions_are_refused_where_a_ratio_needs_the_one_that_sampled(
+    name: str, value: object
+) -> None:
+    refuse(f"{name} = ", objective="gdpo", rollout_func=None, generation_kwargs={name: value})
+
+
+def test_generation_options_that_change_nothing_are_kept() -> None:
+    kwargs = {"typical_p": 1.0, "num_beams": 1, "do_sample": True, "bad_words_ids": None, "top_k": 0}
+    config = GRPOConfig(**tiny.options(generation_kwargs=kwargs))
+    tiny.trainer(ObjectiveGRPOTrainer, config, objective="gdpo", generated=True)
+    # A plain policy gradient has no ratio; a sampler of the user's own says what it sampled from.
+    config = GRPOConfig(**tiny.options(generation_kwargs={"typical_p": 0.3}))
+    tiny.trainer(ObjectiveGRPOTrainer, config, objective="reinforce", generated=True)
+    tiny.trainer(ObjectiveGRPOTrainer, config, objective="gdpo")
+
+
+def test_a_correction_needs_a_sampler() -> None:
+    corrected = Objective(estimator=GRPO(), correction=ImportanceCorrection())
+    said = refuse("every weight would be 1", objective=corrected, rollout_func=None)
+    assert "rollout_func that returns logprobs" in said
+    refuse(
+        "every weight would be 1",
+        ObjectiveRLOOTrainer,
+        RLOOConfig,
+        objective=corrected,
+        rollout_func=None,
+        beta=0.0,
+    )
 
 
 def facts(**changed: object) -> SimpleNamespace:
@@ -116,9 +174,9 @@ def facts(**changed: object) -> SimpleNamespace:
 def test_settings_that_need_other_software() -> None:
     objective = as_objective("gdpo")
 
-    def said(config: SimpleNamespace, **flags: bool) -> list[str]:
-        usual = {"token_level": False, "liger_loss": False, "entropy_gradient": True}
-        return list(violations(objective, config, **{**usual, **flags}))
+    def said(config: SimpleNamespace, **flags: Any) -> list[str]:
+        usual = {"liger_loss": False, "entropy_gradient": True}
+        return list(violations(flags.pop("objective", objective), config, **{**usual, **flags}))
 
     assert not said(facts())
     (vllm,) = said(facts(use_vllm=True, vllm_importance_sampling_correction=True))
@@ -126,14 +184,22 @@ def test_settings_that_need_other_software() -> None:
     assert not said(facts(use_vllm=True, vllm_importance_sampling_correction=False))
     assert "use_liger_kernel" in said(facts(use_liger_kernel=True), liger_loss=True)[0]
     assert not said(facts(use_liger_kernel=True))
-    assert "dynamic_sampling" in said(facts(dynamic_sampling="drop"), token_level=True)[0]
-    parallel = SimpleNamespace(tp_enabled=True)
-    assert "tensor parallelism" in said(facts(parallelism_config=parallel))[0]
+    per_token = Objective(estimator=FunctionEstimator(function=len, token_level=True))
+    assert "dynamic_sampling = 'drop'" in said(facts(), dynamic_sampling="drop", objective=per_token)[0]
+    assert not said(facts(), dynamic_sampling="drop")
+    for flag, name in (("tp", "tensor"), ("cp", "context"), ("sp", "sequence")):
+        parallel = SimpleNamespace(**{f"{flag}_enabled": True})
+        (sentence,) = said(facts(parallelism_config=parallel))
+        assert f"{name} parallelism" in sentence and f"Set {flag}_size=1" in sentence
+    # Noise makes the pass before the losses another policy than the one under them, like dropout.
+    noisy = facts(neftune_noise_alpha=5.0)
+    assert not said(noisy)
+    assert "neftune_noise_alpha = 5.0" in said(noisy, objective=as_objective("p3o"))[0]
 
 
 def test_entropy_without_gradient_is_refused() -> None:
     objective = Objective(estimator=GRPO(), entropy_coef=0.1)
-    said = violations(objective, facts(), token_level=False, liger_loss=False, entropy_gradient=False)
+    said = violations(objective, facts(), liger_loss=False, entropy_gradient=False)
     assert "entropies with gradient" in next(iter(said))
 
 
@@ -254,6 +320,35 @@ def test_the_objective_is_said_once() -> None:
     with pytest.raises(CapabilityError, match="in 2 places"):
         tiny.trainer(Named, GRPOConfig(**tiny.options()), objective="gdpo")
     assert tiny.trainer(Named, GRPOConfig(**tiny.options())).objective.name == "grpo"
+
+
+def test_dynamic_sampling_is_said_once_and_checked() -> None:
+    def made(config: type = GRPOConfig, body: dict[str, Any] | None = None, **given: Any) -> Any:
+        kind = type("Trainer", (ObjectiveGRPOTrainer,), {"objective": "grpo", **(body or {})})
+        return tiny.trainer(kind, config(**tiny.options(**given)))
+
+    def settled(*args: Any, **given: Any) -> tuple[str, int]:
+        trained = made(*args, **given)
+        return trained.dynamic_sampling, trained.max_resamples
+
+    body = {"dynamic_sampling": "drop", "max_resamples": 5}
+    assert settled() == settled(ObjectiveConfig) == ("off", 2)
+    assert settled(GRPOConfig, body) == settled(ObjectiveConfig, body) == ("drop", 5)
+    assert settled(ObjectiveConfig, dynamic_sampling="resample", max_resamples=1) == ("resample", 1)
+    assert settled(GRPOConfig, {"dynamic_sampling": False}) == ("off", 2)
+    for wrong in ("resmaple", True, 3):
+        with pytest.raises(CapabilityError, match=r"dynamic_sampling is .* expected one of 'off', 'drop'"):
+            made(GRPOConfig, {"dynamic_sampling": wrong})
+    for several in (-1, 1.5, True):
+        with pytest.raises(CapabilityError, match="max_resamples is"):
+            made(GRPOConfig, {"max_resamples": several})
+    with pytest.raises(CapabilityError, match=r"dynamic_sampling is said in 2 places"):
+        made(ObjectiveConfig, body, dynamic_sampling="off")
+    with pytest.raises(CapabilityError, match=r"max_resamples is said in 2 places"):
+        made(ObjectiveConfig, body, max_resamples=2)
+    per_token = Objective(estimator=FunctionEstimator(function=len, token_level=True))
+    with pytest.raises(CapabilityError, match="gives one advantage a token"):
+        made(GRPOConfig, {"dynamic_sampling": "drop", "objective": per_token})
 
 
 def test_the_budget_of_a_named_objective_is_the_longest_completion() -> None:
