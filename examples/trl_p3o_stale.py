@@ -34,6 +34,10 @@ def main() -> None:
     parser.add_argument("--folder", default="runs/trl_gdpo", help="shared with trl_gdpo.py (runs/trl_gdpo)")
     options = parser.parse_args()
     warnings.simplefilter("ignore", FutureWarning)
+    if not torch.cuda.is_available():
+        torch.set_num_threads(
+            1
+        )  # so small a model leaves several threads waiting for each other, most of all on a busy CPU
 
     start = Path(options.folder) / "start"
     if not (start / "config.json").exists():

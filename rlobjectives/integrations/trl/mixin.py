@@ -214,7 +214,8 @@ class ObjectiveMixin(SamplingMixin):
             self._step = first + position
             prepared.append(super()._prepare_inputs(batch))
         self._step = first
-        rows = self.args.per_device_train_batch_size * self.args.steps_per_generation
+        # Of the data loader: transformers 4 resumes with the checkpoint's batch size.
+        rows = self._train_batch_size * self.args.steps_per_generation
         split = bool(rows % self.num_generations)
         return open_window(self, self.objective, prepared, split_groups=split)
 
