@@ -81,7 +81,11 @@ def load_rollout(trainer: SamplingMixin, folder: str) -> None:
     path, state, trouble = rollout_file(folder, trainer.args.process_index), None, ""
     if os.path.isfile(path):
         try:
-            state = torch.load(path, map_location=trainer.args.device, weights_only=True)
+            device = (
+                trainer.args.device
+            )  # that of several ranks on CPUs is "cpu:0", which torch.load does not know
+            where = "cpu" if device.type == "cpu" else device
+            state = torch.load(path, map_location=where, weights_only=True)
         except Exception as error:  # noqa: BLE001  # whatever it is, the other ranks must hear of it
             trouble = f"{path} cannot be read: {type(error).__name__}: {error}"
     found = differences(state.get("settings", {}), settings(trainer.objective, trainer.args)) if state else ""

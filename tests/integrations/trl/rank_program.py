@@ -16,9 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState, PartialState
-from trl import GRPOConfig
 
-from rlobjectives.integrations.trl import ObjectiveGRPOTrainer
+from rlobjectives.integrations.trl import ObjectiveConfig, ObjectiveGRPOTrainer
 from tests.integrations.trl import tiny
 from tests.integrations.trl.settings import SETTINGS, Setting, history, made_of
 
@@ -62,7 +61,7 @@ def run(setting: Setting, mode: str, folder: str) -> dict[str, Any]:
         overrides |= {"deepspeed": str(file), "use_cpu": False}
         overrides["accelerator_config"] = {"use_configured_state": True}
         AcceleratorState._reset_state()  # one DeepSpeed plugin each; the process group stays
-    config = GRPOConfig(**tiny.options(**overrides))
+    config = ObjectiveConfig(**tiny.options(**overrides))
     trained = tiny.trainer(ObjectiveGRPOTrainer, config, **made_of(setting))
     if mode == "zero3":
         assert str(trained.accelerator.distributed_type).endswith("DEEPSPEED")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 
 from rlobjectives import GDPO, GRPO, Objective, PromptMean
+from rlobjectives.integrations.trl import checkpoint
 from tests.integrations.trl import tiny
 from tests.integrations.trl.parts import FIRST, REWARDS, STEPS, MeanDrift, fed, rotate
 
@@ -77,7 +80,52 @@ def nan_on_rank_one(trained: Any) -> None:
     trained._get_per_token_logps_and_entropies = broken
 
 
+def flat_at_first(trained: Any) -> None:
+    """Every other round the prompts with an even number carry no signal; the same on any number of ranks."""
+    rounds = {"made": 0}
+
+    def even(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        rounds["made"] += 1
+        flat = rounds["made"] % 2 == 1
+        return [
+            1.0 if flat and int(prompt.split()[0][1:]) % 2 == 0 else float(ids[0] % 7)
+            for prompt, ids in zip(prompts, completion_ids, strict=True)
+        ]
+
+    trained.reward_funcs = [even]
+
+
+def resumed(*, loses_a_file: bool) -> Callable[[Any], None]:
+    """A checkpoint inside a rollout, from which the run goes on; one rank may not find its part of it."""
+
+    def spoil(trained: Any) -> None:
+        accelerator, once = trained.accelerator, trained.train
+        trained.args.output_dir = gather_object([trained.args.output_dir])[0]
+
+        def train() -> None:
+            once()
+            folder = str(Path(trained.args.output_dir, "checkpoint-1"))
+            accelerator.wait_for_everyone()
+            if loses_a_file and accelerator.process_index == 1:
+                Path(checkpoint.rollout_file(folder, 1)).unlink()
+            accelerator.wait_for_everyone()
+            trained._step, trained._buffered_inputs = 0, None  # all of it must come from the file
+            trained.args.max_steps = 3
+            once(resume_from_checkpoint=folder)
+
+        trained.train = train
+
+    return spoil
+
+
 DECAY = {"weight_decay": 0.5, "learning_rate": 0.1, "lr_scheduler_type": "linear"}
+RESUMED = {
+    "max_steps": 1,
+    "num_iterations": 4,
+    "learning_rate": 0.1,
+    "save_strategy": "steps",
+    "save_steps": 1,
+}
 DRIFT = Objective(estimator=GDPO(), policy_loss=MeanDrift())
 PROMPTS = Objective(estimator=GRPO(), reduction=PromptMean())
 
@@ -120,6 +168,30 @@ SETTINGS: dict[str, Setting] = {
         spoil=mask_rows(everything_at_first),
     ),
     "one_rank_masked": Setting({"max_steps": 1}, spoil=mask_rows(first_half)),
+    # Groups without signal on one rank, on the other, on both: all ranks drop and resample the same ones.
+    "drop": Setting(
+        {"max_steps": 3, "learning_rate": 0.1, "dynamic_sampling": "drop"},
+        objective="grpo",
+        spoil=flat_at_first,
+        rewards=(tiny.even,),
+    ),
+    # One group a round, half of it on each rank.
+    "resample": Setting(
+        {
+            "max_steps": 4,
+            "learning_rate": 0.1,
+            "dynamic_sampling": "resample",
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 2,
+        },
+        objective="grpo",
+        spoil=flat_at_first,
+        rewards=(tiny.even,),
+    ),
+    "resumed": Setting(RESUMED, objective="grpo", spoil=resumed(loses_a_file=False), modes=("ddp",)),
+    "lost_file": Setting(
+        RESUMED, objective="grpo", spoil=resumed(loses_a_file=True), fails=True, modes=("ddp",)
+    ),
     # Last, because it stops half-way through a step.
     "nan_on_one_rank": Setting(
         {"max_steps": 1}, objective="grpo", spoil=nan_on_rank_one, fails=True, modes=("ddp",)
@@ -146,11 +218,9 @@ def history(trained: Any) -> list[dict[str, float]]:
 
 def reference(setting: Setting) -> Any:
     """The one-process run."""
-    from trl import GRPOConfig
+    from rlobjectives.integrations.trl import ObjectiveConfig, ObjectiveGRPOTrainer
 
-    from rlobjectives.integrations.trl import ObjectiveGRPOTrainer
-
-    config = GRPOConfig(**tiny.options(**setting.options))
+    config = ObjectiveConfig(**tiny.options(**setting.options))
     trained = tiny.trainer(ObjectiveGRPOTrainer, config, **made_of(setting))
     if setting.spoil is not None:
         setting.spoil(trained)

@@ -63,6 +63,19 @@ def test_a_function_is_an_estimator() -> None:
     assert float((tiny.parameters(ours) - tiny.parameters(named)).abs().max()) <= 1e-6
 
 
+def test_a_reward_may_be_a_coroutine() -> None:
+    async def even(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return tiny.even(completions, completion_ids)
+
+    async def short(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float | None]:
+        return tiny.short(completions, completion_ids)
+
+    plain = train("gdpo", max_steps=2)
+    awaited = train("gdpo", extra={"reward_funcs": [even, short]}, max_steps=2)
+    assert torch.equal(tiny.parameters(plain), tiny.parameters(awaited))
+    assert history(plain, "loss/total") == history(awaited, "loss/total")
+
+
 class TokenLevel(Estimator):
     """The centred reward at the last token only."""
 

@@ -24,6 +24,7 @@ ROOT = HERE.parents[2]
 TOLERANCE = 2e-6
 COMPARED = (
     "loss", "loss/total", "window/tokens", "window/sequences", "window/skipped", "reward/even/std",
+    "sampling/dropped_group_fraction", "sampling/resampled_group_fraction", "sampling/extra_rounds",
     "eval_loss", "eval_loss/total", "eval_window/sequences", "eval_reward/even/mean",
 )  # fmt: skip
 
@@ -81,6 +82,8 @@ def test_two_ranks_do_what_one_does(mode: str, alone: dict[str, Any], tmp_path: 
     assert ranks[0].keys() == ranks[1].keys()
     gaps = {}
     for name, expected in alone.items():
+        if mode not in SETTINGS[name].modes:
+            continue
         for rank in ranks:
             found = rank[name]
             gaps[name] = float((found["parameters"] - expected[0]).abs().max())
@@ -95,7 +98,12 @@ def test_two_ranks_do_what_one_does(mode: str, alone: dict[str, Any], tmp_path: 
     (line,) = (entry for entry in ranks[0]["evaluation"]["history"] if "eval_loss" in entry)
     assert line["eval_window/sequences"] == 6.0  # 8 and 4: what fills up the last batch does not count
     assert abs(line["eval_loss"]) > 1e-3
+    for name, event in (("drop", "dropped_group_fraction"), ("resample", "resampled_group_fraction")):
+        happened = [entry[f"sampling/{event}"] for entry in ranks[0][name]["history"]]
+        assert 0.0 < sum(happened) < len(happened), (name, happened)
     if mode == "ddp":
+        lost = [rank["lost_file"]["error"] for rank in ranks]
+        assert all("rank 1 does not find its part of the rollout" in error for error in lost), lost
         errors = [rank["nan_on_one_rank"]["error"] for rank in ranks]
         assert all("NonFiniteError: rank 1, micro-batch 0: logprobs" in error for error in errors)
         assert all("Raised on all 2 ranks" in error for error in errors)
