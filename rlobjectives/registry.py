@@ -329,10 +329,9 @@ def _only_class(role: str) -> Callable[..., Any] | None:
     """The class of an objective's optional part, where there is one that can be made and not a family of them."""
     objective = resolve("Objective")
     hint = typing.get_type_hints(objective)[role]
-    kinds = [one for one in typing.get_args(hint) if one is not type(None)]
-    if len(kinds) != 1 or not issubclass(kinds[0], Component) or not dataclasses.is_dataclass(kinds[0]):
-        return None
-    return kinds[0]
+    kinds: list[type] = [one for one in typing.get_args(hint) if one is not type(None)]
+    one_part = len(kinds) == 1 and issubclass(kinds[0], Component) and dataclasses.is_dataclass(kinds[0])
+    return kinds[0] if one_part else None
 
 
 def _make(algorithm: str, role: str, kind: Callable[..., Any], options: Mapping[str, object]) -> Any:

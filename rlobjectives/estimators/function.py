@@ -60,15 +60,9 @@ class FunctionEstimator(Estimator):
         if not isinstance(found, Tensor) or tuple(found.shape) != expected:
             got = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
             name = getattr(self.function, "__name__", self.function)
-            per_token = isinstance(found, Tensor) and rollouts.layout is not None
-            per_token = per_token and tuple(found.shape) == tuple(rollouts.layout.shape)
-            hint = (
-                ""
-                if self.token_level or not per_token
-                else (
-                    f" That is one number a token: say so, estimator=FunctionEstimator(function={name}, token_level=True)."
-                )
-            )
+            layout, hint = rollouts.layout, ""
+            if layout is not None and not self.token_level and getattr(found, "shape", None) == layout.shape:
+                hint = f" One number a token is FunctionEstimator(function={name}, token_level=True)."
             raise ShapeError(
                 f"{name!s} returned {got}; expected a tensor "
                 f"{list(expected)}, one number a {'token' if self.token_level else 'sequence'}.{hint}"

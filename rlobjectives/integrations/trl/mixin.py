@@ -28,12 +28,13 @@ from rlobjectives.integrations.trl.settle import (
     ObjectiveLike,
     as_objective,
     carry_over,
+    check_reference,
+    one_of,
     settle_sampling,
     with_reference,
 )
 from rlobjectives.integrations.trl.skip import StepSkipper, forget_unscaled
 from rlobjectives.integrations.trl.step_window import StepWindow, largest_dropout, open_window
-from rlobjectives.objective import Objective
 from rlobjectives.window import merge_reports
 
 __all__ = ["ObjectiveMixin"]
@@ -58,14 +59,17 @@ class ObjectiveMixin(SamplingMixin):
         max_resamples: Bound on the extra generation rounds; the same.
 
     Raises:
-        CapabilityError: In the class statement, if a trainer stands before the mixin. At construction, listing every option that would be ignored and everything the objective
-            needs and TRL does not have; what the configuration alone tells, before any model is loaded.
+        CapabilityError: In the class statement, if a trainer stands before the mixin. At construction, listing every
+            option that would be ignored and everything the objective needs and TRL does not have; what the
+            configuration alone tells, before any model is loaded.
 
     Example:
         >>> from trl import GRPOTrainer
         >>> class Trainer(ObjectiveMixin, GRPOTrainer):
         ...     objective = "gdpo"
     """
+
+    loss_is_scaled_for_ga: ClassVar[bool] = True  # the window already divided; the Trainer must not
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse bases in an order in which TRL's methods would come first and the objective would not be used.
@@ -82,30 +86,24 @@ class ObjectiveMixin(SamplingMixin):
                     f"own loss. Write class {cls.__name__}(ObjectiveMixin, {base.__name__})."
                 )
 
-    loss_is_scaled_for_ga: ClassVar[bool] = True  # the window already divided; the Trainer must not
-
     def __init__(self, *args: Any, objective: ObjectiveLike | None = None, **kwargs: Any) -> None:
-        names = _parameters(type(self))
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = {**dict(zip(_parameters(type(self)), args, strict=False)), **kwargs}
         config = given.get("args")
         self._reports: dict[str, list[dict[str, float]]] = defaultdict(list)
         self._window_batches: list[Any] = []
         self._step_window: StepWindow | None = None
         self._skipper = StepSkipper()
         self._begin_sampling()
-        chosen = _one_of(objective, type(self).objective, config)
+        chosen = one_of(objective, type(self).objective, config)
         if config is not None:
             self._settle(chosen, config, given)
             own = with_reference(self.objective, config)
-            if "args" in kwargs:
-                kwargs["args"] = own
-            else:
-                place = names.index("args")
-                args = (*args[:place], own, *args[place + 1 :])
+            args = tuple(own if one is config else one for one in args)
+            kwargs = {name: own if one is config else one for name, one in kwargs.items()}
         super().__init__(*args, **kwargs)
         if config is None:
             self._settle(chosen, self.args, given)
-            _check_reference(self.objective, self.args)
+            check_reference(self.objective, self.args)
         self._finish_setup()
 
     # Set-up
@@ -325,28 +323,3 @@ def _rows(dataloader: Any, num_generations: int, drop_last: bool) -> int | None:
         return None if drop_last else len(dataloader.dataset) * num_generations
     except (AttributeError, TypeError):  # a stream has no length
         return None
-
-
-def _check_reference(objective: Objective, config: Any) -> None:
-    """Without ``args`` TRL has made its configuration itself, and no reference model by it."""
-    if with_reference(objective, config) is not config:
-        raise CapabilityError(
-            f"{objective.name} reads a reference policy, and without args TRL builds none. Give "
-            f"args={type(config).__name__}(...); its beta may stay 0."
-        )
-
-
-def _one_of(argument: ObjectiveLike | None, attribute: ObjectiveLike | None, config: Any) -> ObjectiveLike:
-    """The objective, which must be said in exactly one place."""
-    inside = None
-    if getattr(config, "objective", None):
-        inside = {"name": config.objective, **(config.objective_args or {})}
-    places = {"objective=": argument, "the class body": attribute, "ObjectiveConfig": inside}
-    said = {place: value for place, value in places.items() if value is not None}
-    if len(said) != 1:
-        raise CapabilityError(
-            "no objective: pass objective=..., write it in the class body, or use ObjectiveConfig(objective=...)."
-            if not said
-            else f"the objective is said in {len(said)} places ({', '.join(said)}). Keep one."
-        )
-    return next(iter(said.values()))

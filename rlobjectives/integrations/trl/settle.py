@@ -17,7 +17,15 @@ from rlobjectives.objective import Objective
 from rlobjectives.registry import ALGORITHMS, resolve
 from rlobjectives.rollouts import Rollouts
 
-__all__ = ["ObjectiveLike", "as_objective", "carry_over", "settle_sampling", "with_reference"]
+__all__ = [
+    "ObjectiveLike",
+    "as_objective",
+    "carry_over",
+    "check_reference",
+    "one_of",
+    "settle_sampling",
+    "with_reference",
+]
 
 ObjectiveLike = Objective | Estimator | str | Mapping[str, Any] | Callable[[Rollouts], Tensor]
 """An objective, an estimator, a name, ``{"name": …, field: options}``, or a function from rollouts to advantages."""
@@ -130,6 +138,44 @@ def with_reference(objective: Objective, config: Any) -> Any:
     return config
 
 
+def check_reference(objective: Objective, config: Any) -> None:
+    """Raise if the objective reads a reference model that TRL, given no ``args``, has not built.
+
+    Raises:
+        CapabilityError: Saying what to give.
+    """
+    if with_reference(objective, config) is not config:
+        raise CapabilityError(
+            f"{objective.name} reads a reference policy, and without args TRL builds none. Give "
+            f"args={type(config).__name__}(...); its beta may stay 0."
+        )
+
+
+def one_of(argument: ObjectiveLike | None, attribute: ObjectiveLike | None, config: Any) -> ObjectiveLike:
+    """The objective, which must be said in exactly one place.
+
+    Args:
+        argument: Given to the trainer.
+        attribute: In the class body.
+        config: An `ObjectiveConfig`, or another without one.
+
+    Raises:
+        CapabilityError: If it is said nowhere, or in several places.
+    """
+    inside = None
+    if getattr(config, "objective", None):
+        inside = {"name": config.objective, **(config.objective_args or {})}
+    places = {"objective=": argument, "the class body": attribute, "ObjectiveConfig": inside}
+    said = {place: value for place, value in places.items() if value is not None}
+    if len(said) != 1:
+        raise CapabilityError(
+            "no objective: pass objective=..., write it in the class body, or use ObjectiveConfig(objective=...)."
+            if not said
+            else f"the objective is said in {len(said)} places ({', '.join(said)}). Keep one."
+        )
+    return next(iter(said.values()))
+
+
 def settle_sampling(kind: type, config: Any) -> tuple[str, int]:
     """What happens to groups without signal, and the most extra rounds, from the class body or the configuration.
 
@@ -145,7 +191,7 @@ def settle_sampling(kind: type, config: Any) -> tuple[str, int]:
         >>> settle_sampling(object, SimpleNamespace(dynamic_sampling="drop")), settle_sampling(object, None)
         (('drop', 2), ('off', 2))
     """
-    settled = {}
+    settled: dict[str, Any] = {}
     for name, usual in (("dynamic_sampling", "off"), ("max_resamples", 2)):
         here, there = getattr(kind, name, None), getattr(config, name, None)
         if here is not None and there is not None:
