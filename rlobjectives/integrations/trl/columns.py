@@ -25,6 +25,7 @@ __all__ = [
     "forward",
     "image_columns",
     "scoring_parameters",
+    "silent_teacher",
     "teacher_column",
     "token_batch",
     "token_layout",
@@ -164,26 +165,26 @@ def token_batch(
     )
 
 
-def teacher_column(inputs: list[dict[str, Any]], completion_ids: list[list[int]]) -> Tensor:
-    """A teacher's log-probabilities as TRL pads columns, from what a ``rollout_func`` returned beside the completions.
+def silent_teacher(inputs: list[dict[str, Any]], completion_ids: list[list[int]]) -> str | None:
+    """What to say where a ``rollout_func`` did not return a teacher's log-probability of every token, or None.
 
     Args:
         inputs: TRL's rows, into which it has put the further fields of the ``rollout_func``.
         completion_ids: Tokens of each completion.
-
-    Returns:
-        Float32 ``[B, T]``, 0 behind the end.
-
-    Raises:
-        CapabilityError: If there are none, or not one a token.
     """
-    rows = [row.get(TEACHER) for row in inputs]
-    for position, (row, ids) in enumerate(zip(rows, completion_ids, strict=True)):
-        if row is None or len(row) != len(ids):
-            got = "none" if row is None else f"{len(row)} numbers"
-            raise CapabilityError(
+    for position, (row, ids) in enumerate(zip(inputs, completion_ids, strict=True)):
+        said = row.get(TEACHER)
+        if said is None or len(said) != len(ids):
+            got = "none" if said is None else f"{len(said)} numbers"
+            return (
                 f"the objective reads a teacher, but completion {position} came with {got} for its {len(ids)} tokens. "
                 f'Let rollout_func return "{TEACHER}" beside "logprobs": one list a completion, one number a token, '
                 "in nats and at the sampling temperature."
             )
-    return pad_sequence([torch.as_tensor(row, dtype=torch.float32) for row in rows], batch_first=True)
+    return None
+
+
+def teacher_column(inputs: list[dict[str, Any]]) -> Tensor:
+    """A teacher's log-probabilities as TRL pads columns: float32 ``[B, T]``, 0 behind the end."""
+    rows = [torch.as_tensor(row[TEACHER], dtype=torch.float32) for row in inputs]
+    return pad_sequence(rows, batch_first=True)

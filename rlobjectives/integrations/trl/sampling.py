@@ -16,6 +16,7 @@ from rlobjectives.integrations.trl.columns import (
     TEACHER,
     forward,
     image_columns,
+    silent_teacher,
     teacher_column,
     token_layout,
 )
@@ -56,7 +57,8 @@ class SamplingMixin(Host):
         """Keep the matrix that TRL is about to sum up, and what it is about to forget."""
         self._lengths = torch.tensor([len(ids) for ids in completion_ids_list], device=self.args.device)
         if self.objective.capabilities.needs_teacher:
-            self._teacher = teacher_column(inputs, completion_ids_list).to(self.args.device)
+            raise_together(silent_teacher(inputs, completion_ids_list))
+            self._teacher = teacher_column(inputs).to(self.args.device)
         self._rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         return self._rewards
 
