@@ -12,10 +12,16 @@ from rlobjectives import (
     Minimum,
     Objective,
     PaddedLayout,
+    Rollouts,
+    Stat,
     Sum,
     TokenBatch,
+    group_metrics,
+    length_metrics,
     merge_reports,
+    reward_metrics,
 )
+from rlobjectives.window import Report
 
 KINDS = {
     "policy/entropy": Mean,
@@ -56,7 +62,7 @@ def test_each_weighs_as_much_as_what_it_counted() -> None:
         "loss/total": 3.0,
         "policy/ratio_max": 3.0,
         "advantage/lowest": -7.0,
-        "group/baseline_mean": 0.5,
+        "group/baseline_mean": 0.25,
         "group/no_signal_token_fraction": 0.25,
         "optim/grad_norm": 6.0,
         "window/tokens": pytest.approx(40 / 3),
@@ -84,21 +90,28 @@ def test_windows_that_counted_nothing_weigh_the_same() -> None:
 
 
 def test_two_log_lines_are_one_window_over_both() -> None:
-    """What is reported of two windows, put together, is what one window over the same tokens reports."""
+    """What is reported of two windows, put together, is what one window over the same sequences reports."""
     torch.manual_seed(0)
     objective = Objective(estimator=GRPO())
     batches = []
-    for rows, columns in ((3, 4), (5, 2)):
+    for rows, columns in ((4, 5), (6, 2)):
         layout = PaddedLayout(torch.rand(rows, columns) < 0.8)
-        estimate, logprobs = torch.randn(rows, dtype=torch.float64), -torch.rand(rows, columns).double()
-        old = logprobs + 0.3 * torch.randn(rows, columns).double()
-        batches.append((estimate, layout, logprobs, old))
+        scored = torch.rand(rows, 2) < 0.7
+        scored[0] = True
+        rollouts = Rollouts(
+            rewards=torch.rand(rows, 2).round(decimals=1),
+            scored=scored,
+            group_ids=torch.arange(rows) // 2,
+            layout=layout,
+        )
+        logprobs = -torch.rand(rows, columns).double()
+        batches.append((rollouts, logprobs, logprobs + 0.3 * torch.randn(rows, columns).double()))
 
-    def report(
-        chosen: list[tuple[torch.Tensor, PaddedLayout, torch.Tensor, torch.Tensor]],
-    ) -> dict[str, float]:
-        window = objective.freeze([(estimate, layout) for estimate, layout, _, _ in chosen])
-        return window.summarize(
+    def report(chosen: list[tuple[Rollouts, torch.Tensor, torch.Tensor]]) -> dict[str, float]:
+        estimates = [objective.estimator.estimate(rollouts) for rollouts, _, _ in chosen]
+        layouts = [rollouts.tokens("The test") for rollouts, _, _ in chosen]
+        window = objective.freeze(list(zip(estimates, layouts, strict=True)))
+        outputs = [
             window.loss(
                 TokenBatch(
                     layout=layout,
@@ -107,16 +120,39 @@ def test_two_log_lines_are_one_window_over_both() -> None:
                     old_logprobs=old,
                 )
             )
-            for estimate, layout, logprobs, old in chosen
-        )
+            for (_, logprobs, old), estimate, layout in zip(chosen, estimates, layouts, strict=True)
+        ]
+        extra: dict[str, Stat] = {}
+        for rollouts, _, _ in chosen:
+            own = reward_metrics(rollouts, objective.estimator) | group_metrics(rollouts, objective.estimator)
+            for name, stat in (own | length_metrics(rollouts)).items():
+                extra[name] = extra[name].merge(stat) if name in extra else stat
+        kinds.update({name: type(stat) for name, stat in extra.items()})
+        return window.summarize(outputs, extra)
 
+    kinds: dict[str, type[Stat]] = {**objective.metric_kinds()}
     together, each = report(batches), [report([one]) for one in batches]
-    merged = merge_reports(each, objective.metric_kinds())
-    compared = [
-        name for name in together if not name.endswith("std") and not name.startswith(("loss/", "window/"))
-    ]
-    assert {"advantage/lowest", "advantage/zero_fraction", "policy/ratio_max", "policy/ratio_mean"} <= set(
-        compared
-    )
+    merged = merge_reports(each, kinds)
+    compared = [name for name in together if not name.startswith(("loss/", "window/"))]
+    assert {
+        "advantage/lowest",
+        "advantage/std",
+        "policy/ratio_std",
+        "response/correct_length_mean",
+        "response/incorrect_length_std",
+        "reward/reward_1/mean",
+        "group/baseline_mean",
+        "reward/constant_group_fraction",
+    } <= set(compared)
     for name in compared:
         assert merged[name] == pytest.approx(together[name], abs=1e-12), name
+
+
+def test_a_report_knows_what_it_counted() -> None:
+    report = Report({"value/error": 1.0, "loss/total": 2.0}, {"value/error": 4.0})
+    assert report == {"value/error": 1.0, "loss/total": 2.0}
+    own = report.under(("value/",))
+    assert own == {"value/error": 1.0}
+    assert own.weights["value/error"] == 4.0
+    more = [own, Report({"value/error": 6.0}, {"value/error": 1.0})]
+    assert merge_reports(more, {"value/error": Mean}) == {"value/error": 2.0}

@@ -25,6 +25,7 @@ from rlobjectives import (
     PolicyLoss,
     RankError,
     Reinforce,
+    ReverseKLDistillation,
     RLObjectivesError,
     Rollouts,
     SequenceMean,
@@ -354,3 +355,20 @@ def test_a_context_knows_only_what_was_declared() -> None:
     with pytest.raises(WindowError, match="No window statistic 'rewards'; this part has none"):
         window.context("estimator")["rewards"]
     assert Capabilities() == Component.capabilities
+
+
+def test_advantages_are_reported_as_the_loss_reads_them() -> None:
+    """What a distillation term puts in their place, not what stood there before."""
+    teacher = ReverseKLDistillation(coef=1.0, replace=True)
+    objective = Objective(estimator=GRPO(), distillation=teacher)
+    window = objective.freeze([(0.0 * ADVANTAGE, LAYOUT)])
+    columns = {"teacher_logprobs": torch.full((2, 3), -1.5), "old_logprobs": torch.full((2, 3), -1.0)}
+    batch = TokenBatch(
+        layout=LAYOUT,
+        advantages=window.advantages(0.0 * ADVANTAGE, LAYOUT),
+        logprobs=torch.full((2, 3), -1.0, requires_grad=True),
+        **columns,
+    )
+    found = window.summarize([window.loss(batch)])
+    assert found["advantage/mean"] == pytest.approx(-0.5)
+    assert found["advantage/zero_fraction"] == 0.0

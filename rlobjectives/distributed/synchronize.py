@@ -191,8 +191,8 @@ def _raise_together(headers: list[list[float]], communicator: Communicator, faul
     if len(schemas) > 1:
         parties = " / ".join(f"ranks {', '.join(map(str, members))}" for members in schemas.values())
         raise RankError(
-            f"ranks hold different objectives or window statistics ({parties}). Every rank must build the same objective, "
-            f"with the same options and library version.{everywhere}"
+            f"ranks hold different objectives, window statistics or columns of a rollout ({parties}). Every rank must "
+            f"build the same objective, with the same options and library version, and fill the same columns.{everywhere}"
         )
     for position, (code, micro_batch, bad, total, *_) in enumerate(headers):
         if code > 0:

@@ -1,4 +1,4 @@
-"""The distribution of final advantages over tokens: what the update will push, and how hard."""
+"""The distribution of the advantages that the losses read, over tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ ADVANTAGE_METRICS = {
 
 
 def advantage_metrics(advantages: Tensor, layout: TokenLayout) -> dict[str, Stat]:
-    """The distribution of final advantages over tokens. `Window.loss` reports it for every objective.
+    """The distribution of advantages over tokens. `Window.loss` reports it for every objective, as its policy loss
+    reads them: what a distillation term adds is included.
 
     Args:
         advantages: From `Window.advantages`, shaped like the mask.
@@ -40,18 +41,23 @@ def advantage_metrics(advantages: Tensor, layout: TokenLayout) -> dict[str, Stat
         tensor(0.5000, dtype=torch.float64)
     """
     layout.check("advantages", advantages)
-    mask, kept = layout.mask, layout.select(advantages.detach())
+    mask, kept = layout.mask, layout.select(advantages.detach()).double()
     moments = Moments.of(kept, mask)
-    positive, negative = ((sign * kept > 0).sum(dtype=torch.float64) for sign in (1, -1))
+    positive, negative = (kept > 0).sum(dtype=torch.float64), (kept < 0).sum(dtype=torch.float64)
+    counted = moments.count > 0
 
     def mean(total: Tensor) -> Mean:
         return Mean(torch.stack([total, moments.count]))
 
+    def largest(values: Tensor) -> Tensor:
+        top = torch.where(mask, values, -torch.inf).amax() if values.numel() else values.new_zeros(())
+        return torch.stack([moments.count, torch.where(counted, top, 0.0)])
+
     return {
         "advantage/": moments,
-        "advantage/highest": Maximum.of(kept, mask),
-        "advantage/lowest": Minimum.of(kept, mask),
-        "advantage/abs_mean": mean(kept.abs().sum(dtype=torch.float64)),
+        "advantage/highest": Maximum(largest(kept)),
+        "advantage/lowest": Minimum(largest(-kept)),
+        "advantage/abs_mean": mean(kept.abs().sum()),
         "advantage/positive_fraction": mean(positive),
         "advantage/negative_fraction": mean(negative),
         "advantage/zero_fraction": mean(moments.count - positive - negative),

@@ -88,6 +88,11 @@ class Estimator(Component):
         del layout, context
         return estimate
 
+    @property
+    def compares_siblings(self) -> bool:
+        """Whether it judges an answer by the others to the same prompt, so that a group may have nothing to teach."""
+        return self.required().min_group_size > 1
+
     def reward_weights(self, names: tuple[str, ...]) -> tuple[float, ...] | None:
         """What each reward column weighs in this estimator's eyes; None weighs all 1.
 
@@ -95,24 +100,36 @@ class Estimator(Component):
 
         Args:
             names: Of the rewards, in column order.
+
+        Returns:
+            One weight a column, or None.
         """
         del names
         weights: tuple[float, ...] | None = getattr(self, "weights", None)
         return weights
 
-    def carries_signal(self, rollouts: Rollouts) -> Tensor:
-        """Whether each group's combined raw advantage differs between its members, bool ``[g]``.
+    def carries_signal(self, rollouts: Rollouts, estimate: Tensor | None = None) -> Tensor:
+        """Whether each group's combined raw advantage differs between its members.
 
         Judged in float32, the precision it is used in: the test a dynamic-sampling filter wants. Dummies are not
-        looked at.
-        Groups are in the order of `Rollouts.groups`. Only for estimators of one number a sequence.
+        looked at. Only for estimators of one number a sequence.
+
+        Args:
+            rollouts: Whole prompt groups.
+            estimate: What `estimate` gave for them, where that is known already.
+
+        Returns:
+            Bool ``[g]``, in the order of `Rollouts.groups`.
+
+        Raises:
+            ShapeError: If this estimator gives one advantage a token.
         """
         if self.token_level:
             raise ShapeError(
                 f"{type(self).__name__} gives one advantage a token; carries_signal judges groups of "
                 "sequences. Use a group estimator to filter groups."
             )
-        estimate = self.estimate(rollouts)
+        estimate = self.estimate(rollouts) if estimate is None else estimate
         combined = (estimate if estimate.dim() == 1 else estimate[:, 0]).to(torch.float32)
         groups, genuine = rollouts.groups, rollouts.genuine
         low = torch.full((groups.count,), torch.inf, device=combined.device)

@@ -13,7 +13,7 @@ from rlobjectives.checks import check_choice, check_number, check_numbers
 from rlobjectives.component import WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.groups import group_sum
+from rlobjectives.estimators.groups import group_sum, same_reward
 from rlobjectives.estimators.grpo import combined_reward
 from rlobjectives.estimators.whitening import whiten
 from rlobjectives.layouts import TokenLayout
@@ -30,7 +30,7 @@ class BatchBaseline(Estimator):
         Aᵢ = rᵢ − mean_W r        or, with ``scale="batch"``,  (rᵢ − mean_W r) / (std_W r + ε)
 
     The baseline contains the sequence itself, which shrinks the gradient by 1/N and leaves its direction. A
-    window in which all rewards are equal gives exactly zero.
+    window in which all rewards are equal (but for rounding) gives exactly zero.
 
     Args:
         weights: Weight of each reward column; None weighs all 1.
@@ -83,13 +83,12 @@ class BatchBaseline(Estimator):
         rewards, scored = combined_reward(rollouts, self.weights)
         return torch.cat([rewards, scored.to(rewards.dtype)], dim=1)
 
-    def carries_signal(self, rollouts: Rollouts) -> Tensor:
-        """Every group of scored rewards, unless all rewards of the rollouts are equal: groups play no part."""
-        rewards, scored = combined_reward(rollouts, self.weights)
-        scored = scored & rollouts.genuine.unsqueeze(1)
-        used = rewards.to(torch.float32)
-        differ = torch.where(scored, used, torch.inf).amin() < torch.where(scored, used, -torch.inf).amax()
-        return (group_sum(scored.double(), rollouts.groups).squeeze(1) > 0) & differ
+    def carries_signal(self, rollouts: Rollouts, estimate: Tensor | None = None) -> Tensor:
+        """Every group with a scored reward: whether the window's rewards differ is not a matter of groups."""
+        del estimate
+        assert rollouts.scored is not None
+        scored = rollouts.scored.any(1) & rollouts.genuine
+        return group_sum(scored.double().unsqueeze(1), rollouts.groups).squeeze(1) > 0
 
     def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:
         """Moments and range of the scored sequences' rewards."""
@@ -109,4 +108,4 @@ class BatchBaseline(Estimator):
         advantage = estimate[:, 0] - moments.mean
         if self.scale == "batch":
             advantage = whiten(estimate[:, 0], moments, ddof=self.ddof, epsilon=self.epsilon)
-        return torch.where((estimate[:, 1] > 0) & (highest.value > lowest.value), advantage, 0.0)
+        return torch.where((estimate[:, 1] > 0) & (~same_reward(lowest.value, highest.value)), advantage, 0.0)

@@ -130,12 +130,17 @@ class Combined(Estimator):
 
     def reward_weights(self, names: tuple[str, ...]) -> tuple[float, ...] | None:
         """Those of the first part that compares the answers to one prompt: ``weights`` here are those of the parts."""
-        parts = [part for part in self.estimators if part.required().min_group_size > 1]
+        parts = [part for part in self.estimators if part.compares_siblings]
         return (*parts, *self.estimators)[0].reward_weights(names)
 
-    def carries_signal(self, rollouts: Rollouts) -> Tensor:
+    @property
+    def compares_siblings(self) -> bool:
+        """Whether any of the estimators does."""
+        return any(part.compares_siblings for part in self.estimators)
+
+    def carries_signal(self, rollouts: Rollouts, estimate: Tensor | None = None) -> Tensor:
         """Whether the sum differs within each group, or a part has a reason of its own (`BatchBaseline`)."""
-        signal = super().carries_signal(rollouts)
+        signal = super().carries_signal(rollouts, estimate)
         for part, weight in zip(self.estimators, self._weights(), strict=True):
             if weight and type(part).carries_signal is not Estimator.carries_signal:
                 signal = signal | part.carries_signal(rollouts)

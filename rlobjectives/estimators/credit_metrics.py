@@ -9,7 +9,6 @@ from rlobjectives.checks import check_mask, check_shape
 from rlobjectives.component import Metric
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.function import FunctionEstimator
 from rlobjectives.estimators.groups import group_moments
 from rlobjectives.estimators.grpo import combined_reward
 from rlobjectives.layouts import TokenLayout
@@ -19,7 +18,6 @@ from rlobjectives.statistics import Maximum, Mean, Moments, Stat
 __all__ = [
     "CREDIT_METRICS",
     "ExplainedVariance",
-    "compares_siblings",
     "group_metrics",
     "length_metrics",
     "value_metrics",
@@ -54,9 +52,15 @@ class ExplainedVariance(Stat):
         return torch.where(self.measured, 1.0 - self.row[5] / spread, 0.0)
 
     @property
+    def weight(self) -> Tensor:
+        """How many targets were counted."""
+        return self.row[0]
+
+    @property
     def measured(self) -> Tensor:
-        """Whether the targets vary."""
-        return self.row[2] > 0
+        """Whether the targets vary by more than rounding."""
+        count, mean, m2 = self.row[:3].unbind()
+        return m2 > count * (_ROUNDING * mean).square()
 
     @classmethod
     def fold_rows(cls, rows: Tensor) -> Tensor:
@@ -67,6 +71,8 @@ class ExplainedVariance(Stat):
         """The explained share under ``name``."""
         return {name: self.value}
 
+
+_ROUNDING = 2.0**-48
 
 CREDIT_METRICS = {
     "group/baseline_mean": Metric(Mean, "reward", "mean of the other answers' reward, over scored sequences"),
@@ -91,6 +97,7 @@ def group_metrics(
     rollouts: Rollouts,
     estimator: Estimator | None = None,
     *,
+    estimate: Tensor | None = None,
     dropped_groups: int | None = None,
     lengths: Tensor | None = None,
 ) -> dict[str, Stat]:
@@ -105,6 +112,7 @@ def group_metrics(
         estimator: Reads the groups. One that compares no answers to one prompt (`GAE`, `BatchBaseline`) has none of
             these numbers, and only ``group/empty_response_fraction`` is left. Without an estimator, raw rewards that
             all weigh 1 are judged.
+        estimate: What the estimator gave for them, where that is known already.
         dropped_groups: Groups that a filter took out before, on this rank; None where nobody counted them, which
             leaves ``group/dropped_fraction`` out.
         lengths: Response tokens ``[n]``; by default, those the mask counts, which leaves out what it drops.
@@ -134,8 +142,8 @@ def group_metrics(
     tokens = layout.token_counts()
     empty = (tokens if lengths is None else lengths) == 0
     found: dict[str, Stat] = {"group/empty_response_fraction": Mean.of(empty.double(), genuine)}
-    if estimator is None or compares_siblings(estimator):
-        found.update(_signal(rollouts, estimator, tokens))
+    if estimator is None or estimator.compares_siblings:
+        found.update(_signal(rollouts, estimator, estimate, tokens))
     if dropped_groups is not None:
         counted = rollouts.group_mask.sum(dtype=torch.float64)
         found["group/dropped_fraction"] = Mean(
@@ -144,12 +152,9 @@ def group_metrics(
     return found
 
 
-def compares_siblings(estimator: Estimator) -> bool:
-    """Whether an estimator judges an answer by the others to the same prompt. A plain function may."""
-    return isinstance(estimator, FunctionEstimator) or estimator.required().min_group_size > 1
-
-
-def _signal(rollouts: Rollouts, estimator: Estimator | None, tokens: Tensor) -> dict[str, Stat]:
+def _signal(
+    rollouts: Rollouts, estimator: Estimator | None, estimate: Tensor | None, tokens: Tensor
+) -> dict[str, Stat]:
     groups, genuine, counted = rollouts.groups, rollouts.genuine, rollouts.group_mask
     assert rollouts.reward_names is not None
     weights = None if estimator is None else estimator.reward_weights(rollouts.reward_names)
@@ -158,7 +163,7 @@ def _signal(rollouts: Rollouts, estimator: Estimator | None, tokens: Tensor) -> 
     moments = group_moments(rewards, scored, groups)
     dead = moments.constants.squeeze(1)
     if estimator is not None and not estimator.token_level:
-        dead = ~estimator.carries_signal(rollouts)
+        dead = ~estimator.carries_signal(rollouts, estimate)
     paired = (scored & (moments.count > 1)).squeeze(1)
     others = (moments.count * moments.mean - rewards) / (moments.count - 1.0).clamp_min(1.0)
     distance = torch.where(moments.constant, 0.0, rewards - others).abs()

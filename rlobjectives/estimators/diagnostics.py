@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from rlobjectives.component import Metric
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.groups import group_moments
+from rlobjectives.estimators.groups import group_moments, group_sum
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Mean, Moments, Stat
 
@@ -24,13 +26,17 @@ REWARD_METRICS = {
 }
 
 
-def reward_metrics(rollouts: Rollouts, estimator: Estimator | None = None) -> dict[str, Stat]:
+def reward_metrics(
+    rollouts: Rollouts, estimator: Estimator | None = None, *, estimate: Tensor | None = None
+) -> dict[str, Stat]:
     """Reward metrics of this rank's rollouts, ready to be merged with everybody else's.
 
     Args:
         rollouts: Whole prompt groups.
-        estimator: Judges which groups carry signal, on the combined advantage. Without one, or for a
-            token-level estimator, ``reward/constant_group_fraction`` is left out.
+        estimator: Judges which groups carry signal, on the combined advantage. Without one, for a token-level
+            estimator, and for one that compares no answers to one prompt, ``reward/constant_group_fraction`` is left
+            out. Dummies count for nothing.
+        estimate: What the estimator gave for them, where that is known already.
 
     Returns:
         Statistics by name (see `REWARD_METRICS`); hand them to `Window.summarize` or `synchronize`.
@@ -49,10 +55,11 @@ def reward_metrics(rollouts: Rollouts, estimator: Estimator | None = None) -> di
     for column, name in enumerate(rollouts.reward_names):
         found[f"reward/{name}/"] = Moments.of(rewards[:, column], scored[:, column])
         found[f"reward/{name}/constant_group_fraction"] = Mean.of(constants[:, column], counted)
-    if estimator is not None and not estimator.token_level:
-        dead = ~estimator.carries_signal(rollouts)
+    if estimator is not None and estimator.compares_siblings and not estimator.token_level:
+        dead = ~estimator.carries_signal(rollouts, estimate)
         found["reward/constant_group_fraction"] = Mean.of(dead.double(), counted)
-    found["reward/singleton_fraction"] = Mean.of((groups.sizes == 1).double(), counted)
+    members = group_sum(genuine.double().unsqueeze(1), groups).squeeze(1)
+    found["reward/singleton_fraction"] = Mean.of((members == 1).double(), counted)
     cells = genuine.unsqueeze(1).expand_as(scored)
     found["reward/unscored_fraction"] = Mean.of((~scored).double(), cells)
     found["reward/unscored_sequence_fraction"] = Mean.of((~scored.any(1)).double(), genuine)

@@ -47,6 +47,11 @@ class FunctionEstimator(Estimator):
                 f"function is {self.function!r}; expected a function (Rollouts) -> advantages."
             )
 
+    @property
+    def compares_siblings(self) -> bool:
+        """It may."""
+        return True
+
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """What the function returns, float64 and without gradient.
 

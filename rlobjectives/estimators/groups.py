@@ -1,7 +1,8 @@
 """Group statistics in float64: any ids, any sizes, interleaved, with missing cells.
 
 Two passes (mean, then squared deviations), and "no spread" is decided by comparing the values, never on
-a standard deviation that rounding left near zero.
+a standard deviation that rounding left near zero. Values that only rounding tells apart (0.1 + 0.2 and
+0.3, both sums of two rewards) are equal.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = [
     "group_sum",
     "others_constant",
     "others_m2",
+    "same_reward",
 ]
 
 
@@ -54,7 +56,7 @@ class GroupMoments:
         counts: Scored members.
         means: Their mean (0 without any); exactly their value where all are equal.
         m2s: Their summed squared deviation.
-        constants: Whether all scored members are exactly equal, or fewer than two are scored.
+        constants: Whether all scored members are equal (`same_reward`), or fewer than two are scored.
         deviation: ``[n, r]``, each scored member minus its group's mean, 0 elsewhere.
         index: Group of each sequence, ``[n]``.
     """
@@ -111,12 +113,24 @@ def group_moments(values: Tensor, scored: Tensor, groups: Groups) -> GroupMoment
     counts = group_sum(scored.to(values.dtype), groups)
     means = group_sum(torch.where(scored, values, 0.0), groups) / counts.clamp_min(1.0)
     member = _member(values, scored, groups)
-    unequal = group_sum((scored & (values != _at(member, groups.index))).to(values.dtype), groups)
-    constants = (unequal == 0) & ~torch.isinf(member)  # infinities are no constant: they stay visible
+    apart = scored & ~same_reward(values, _at(member, groups.index))
+    constants = group_sum(apart.to(values.dtype), groups) == 0
     means = torch.where(constants & (counts > 0), member, means)
-    deviation = torch.where(scored, values - _at(means, groups.index), 0.0)
+    spread = scored & ~_at(constants, groups.index)
+    deviation = torch.where(spread, values - _at(means, groups.index), 0.0)
     m2s = group_sum(deviation.square(), groups)
     return GroupMoments(counts, means, m2s, constants, deviation, groups.index)
+
+
+def same_reward(left: Tensor, right: Tensor) -> Tensor:
+    """Whether float64 rewards are equal, or as close as two roundings of one sum: within 32 units in the last place.
+
+    Infinities equal nothing: they stay visible.
+    """
+    return (left - right).abs() <= _ROUNDING * torch.minimum(left.abs(), right.abs())
+
+
+_ROUNDING = 2.0**-48
 
 
 def group_any(flags: Tensor, groups: Groups) -> Tensor:
@@ -131,7 +145,7 @@ def group_any(flags: Tensor, groups: Groups) -> Tensor:
 
 
 def others_constant(values: Tensor, scored: Tensor, groups: Groups) -> Tensor:
-    """Whether the other scored members of a sequence's group are exactly equal, or fewer than two.
+    """Whether the other scored members of a sequence's group are equal (`same_reward`), or fewer than two.
 
     Args:
         values: Float64 ``[n, r]``.
@@ -142,13 +156,13 @@ def others_constant(values: Tensor, scored: Tensor, groups: Groups) -> Tensor:
         Bool ``[n, r]``; without meaning in an unscored cell.
     """
     low, high = (edge[groups.index] for edge in _extremes(values, scored, groups))
-    at_low, at_high = scored & (values == low), scored & (values == high)
+    at_low, at_high = (scored & same_reward(values, edge) for edge in (low, high))
     count, lows, highs = (
         group_sum(flag.to(values.dtype), groups)[groups.index] for flag in (scored, at_low, at_high)
     )
     # All but this one are equal if it stands alone at one end and all others (of two, the one) at the other.
     alone = (at_low & (lows == 1) & (highs == count - 1)) | (at_high & (highs == 1) & (lows == count - 1))
-    return (low >= high) | alone
+    return (low >= high) | same_reward(low, high) | alone
 
 
 def others_m2(values: Tensor, scored: Tensor, groups: Groups, moments: GroupMoments) -> Tensor:

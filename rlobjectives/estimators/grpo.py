@@ -16,7 +16,7 @@ from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons, group_moments, others_constant, others_m2
 from rlobjectives.layouts import TokenLayout
-from rlobjectives.rollouts import Groups, Rollouts
+from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Moments, Stat
 
 __all__ = ["GRPO", "combined_reward", "grpo_estimate", "weighted_columns"]
@@ -26,8 +26,7 @@ def combined_reward(rollouts: Rollouts, weights: tuple[float, ...] | None) -> tu
     """The weighted sum of a sequence's rewards, and whether it has any.
 
     Missing cells add nothing. A sequence none of whose rewards is scored has no reward at all,
-    which is not a reward of zero. Sums that differ by nothing but rounding (0.1 + 0.2 and 0.3 + 0.0) become equal:
-    a group of them is constant, and its advantages are exactly zero.
+    which is not a reward of zero.
 
     Args:
         rollouts: Rewards ``[n, r]`` and their `scored` mask.
@@ -47,26 +46,7 @@ def combined_reward(rollouts: Rollouts, weights: tuple[float, ...] | None) -> tu
             "Give one weight a reward."
         )
     total = rewards.sum(1) if weights is None else weighted_columns(rewards, weights)
-    if rewards.shape[1] > 1:
-        sizes = rewards.abs()
-        scale = sizes.sum(1) if weights is None else weighted_columns(sizes, [abs(one) for one in weights])
-        total = _without_rounding(total, rewards.shape[1] * _ROUNDING * scale, rollouts.groups)
     return total.unsqueeze(1), scored.any(1, keepdim=True)
-
-
-_ROUNDING = 2.0**-52
-"""What rounding may put between two sums, by term and by the size of the terms."""
-
-
-def _without_rounding(values: Tensor, tolerance: Tensor, groups: Groups) -> Tensor:
-    """Values ``[n]`` in which those of a group that are within their tolerance are one, the smallest of them."""
-    order = values.argsort()
-    order = order[groups.index[order].argsort(stable=True)]
-    rising, index, slack = values[order], groups.index[order], tolerance[order]
-    apart = (rising.diff() > torch.maximum(slack[1:], slack[:-1])) | (index[1:] != index[:-1])
-    places = torch.arange(values.numel(), device=values.device)
-    places[1:] = torch.where(apart, places[1:], 0)
-    return torch.empty_like(values).scatter(0, order, rising[places.cummax(0).values])
 
 
 def weighted_columns(values: Tensor, weights: Sequence[float]) -> Tensor:

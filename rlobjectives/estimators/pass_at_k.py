@@ -12,7 +12,7 @@ from rlobjectives.capabilities import Capabilities
 from rlobjectives.checks import check_choice, check_number, check_numbers, check_positive_int
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.groups import check_singletons, group_moments, group_sum
+from rlobjectives.estimators.groups import check_singletons, group_moments, group_sum, same_reward
 from rlobjectives.estimators.grpo import combined_reward
 from rlobjectives.rollouts import Rollouts
 
@@ -141,7 +141,7 @@ class PassAtK(Estimator):
     def _lead(self, rewards: Tensor, scored: Tensor, rollouts: Rollouts) -> Tensor:
         groups, column = rollouts.groups, torch.where(scored, rewards, -torch.inf).squeeze(1)
         best = _group_max(column, groups.index, groups.count)
-        first = (column == best[groups.index]) & scored.squeeze(1)
+        first = same_reward(column, best[groups.index]) & scored.squeeze(1)
         ties = group_sum(first.double().unsqueeze(1), groups)[groups.index].squeeze(1)
         second = _group_max(torch.where(first, -torch.inf, column), groups.index, groups.count)[groups.index]
         lead = torch.where(first & (ties == 1) & (second > -torch.inf), column - second, 0.0).unsqueeze(1)

@@ -5,8 +5,8 @@ any grouping, and the all-zero row changes nothing, so micro-batches, ranks and 
 the same way. That is all the distributed code has to know.
 """
 
-from rlobjectives.statistics.base import Stat, fold
+from rlobjectives.statistics.base import Stat, fold, measured_values
 from rlobjectives.statistics.extremes import LogSum, Maximum, Minimum
 from rlobjectives.statistics.moments import Mean, Moments, Sum
 
-__all__ = ["LogSum", "Maximum", "Mean", "Minimum", "Moments", "Stat", "Sum", "fold"]
+__all__ = ["LogSum", "Maximum", "Mean", "Minimum", "Moments", "Stat", "Sum", "fold", "measured_values"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, TypeVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlobjectives.checks import check_shape
 
-__all__ = ["Stat", "count_of", "fold", "total_of"]
+__all__ = ["Stat", "count_of", "fold", "measured_values", "total_of"]
 
 S = TypeVar("S", bound="Stat")
 
@@ -50,6 +50,11 @@ class Stat(abc.ABC):
         """Whether anything at all was counted (a 0-d bool tensor). True for a plain sum."""
         return torch.ones((), dtype=torch.bool, device=self.row.device)
 
+    @property
+    def weight(self) -> Tensor:
+        """How much its numbers weigh beside those of another window (0-d float64); NaN where that has no meaning."""
+        return torch.full((), torch.nan, dtype=torch.float64, device=self.row.device)
+
     @classmethod
     def identity(cls: type[S], device: torch.device | str | None = None) -> S:
         """The statistic of nothing."""
@@ -84,6 +89,27 @@ def fold(kind: type[S], stats: Sequence[S] | Iterable[S], device: torch.device |
     if not rows:
         return kind.identity(device)
     return kind(rows[0]) if len(rows) == 1 else kind(kind.fold_rows(torch.stack(rows)))
+
+
+def measured_values(statistics: Mapping[str, Stat]) -> dict[str, float]:
+    """The numbers behind statistics, as plain ones; one over nothing is left out. Looks at the device.
+
+    Args:
+        statistics: By name.
+
+    Returns:
+        What each reports, by metric name.
+
+    Example:
+        >>> from rlobjectives import Maximum, Mean
+        >>> measured_values({"size": Mean.of(torch.tensor([1.0, 2.0])), "none": Maximum.identity()})
+        {'size': 1.5}
+    """
+    numbers: dict[str, float] = {}
+    for name, stat in statistics.items():
+        if bool(stat.measured):
+            numbers.update({label: float(number) for label, number in stat.report(name).items()})
+    return numbers
 
 
 def total_of(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -65,6 +65,11 @@ class Mean(Stat):
         return torch.where(weight > 0, total / torch.where(weight > 0, weight, 1.0), 0.0)
 
     @property
+    def weight(self) -> Tensor:
+        """The weight it is a mean over."""
+        return self.row[1]
+
+    @property
     def measured(self) -> Tensor:
         """Whether the weight is positive."""
         return self.row[1] > 0
@@ -120,6 +125,11 @@ class Moments(Stat):
     def std(self, ddof: int) -> Tensor:
         """Square root of `variance`."""
         return self.variance(ddof).sqrt()
+
+    @property
+    def weight(self) -> Tensor:
+        """How many entries were counted."""
+        return self.row[0]
 
     @property
     def measured(self) -> Tensor:

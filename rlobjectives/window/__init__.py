@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rlobjectives.window.builder import WindowBuilder
-from rlobjectives.window.reports import merge_reports
+from rlobjectives.window.reports import Report, merge_reports
 from rlobjectives.window.summary import ObjectiveOutput
 from rlobjectives.window.window import Window
 
-__all__ = ["ObjectiveOutput", "Window", "WindowBuilder", "merge_reports"]
+__all__ = ["ObjectiveOutput", "Report", "Window", "WindowBuilder", "merge_reports"]

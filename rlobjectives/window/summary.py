@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from rlobjectives.distributed.synchronize import Fault, exchange
 from rlobjectives.errors import WindowError
 from rlobjectives.statistics import Mean, Stat, fold
 from rlobjectives.window.micro_batches import collect
+from rlobjectives.window.reports import Report
 
 if TYPE_CHECKING:
     from rlobjectives.objective import Objective
@@ -48,7 +50,7 @@ def summarize(
     counts: Mapping[str, Tensor],
     outputs: Iterable[ObjectiveOutput],
     extra: Mapping[str, Stat],
-) -> dict[str, float]:
+) -> Report:
     """See `Window.summarize`.
 
     Args:
@@ -83,14 +85,20 @@ def summarize(
     labels = ["window/tokens", "window/sequences"]
     numbers = [counts["tokens"], counts["sequences"]]
     measured = [torch.ones_like(number, dtype=torch.bool) for number in numbers]
+    weights = [torch.full_like(number, torch.nan) for number in numbers]
     for name, stat in result.items():
         report = stat.report(name)
         labels += report
         numbers += report.values()
         measured += [stat.measured] * len(report)
-    values = torch.stack([number.to(device) for number in numbers]).tolist()
-    kept = torch.stack([flag.to(device) for flag in measured]).tolist()
-    return {label: value for label, value, keep in zip(labels, values, kept, strict=True) if keep}
+        weights += [stat.weight] * len(report)
+    table = [torch.stack([one.to(device).double() for one in row]) for row in (numbers, measured, weights)]
+    rows = zip(labels, *torch.stack(table).tolist(), strict=True)
+    kept = [(label, value, weight) for label, value, here, weight in rows if here]
+    return Report(
+        {label: value for label, value, _ in kept},
+        {label: weight for label, _, weight in kept if not math.isnan(weight)},
+    )
 
 
 def _check_seen(seen: Stat, expected: Tensor) -> None:

@@ -17,6 +17,7 @@ from rlobjectives.losses.weighted_sum import weighted_sum
 from rlobjectives.statistics import Mean, Stat, Sum
 from rlobjectives.tokens import TokenBatch
 from rlobjectives.window.micro_batches import COUNTS, bad_entries, check_estimate, own_part, readable
+from rlobjectives.window.reports import Report
 from rlobjectives.window.summary import ObjectiveOutput, summarize
 
 if TYPE_CHECKING:
@@ -164,8 +165,8 @@ class Window:
         metrics["loss/total"] = Sum.of(loss)
         if tokens.entropy is not None:
             metrics["policy/entropy"] = Mean.of(tokens.entropy, layout.mask)
-        if tokens.advantages is not None:
-            metrics.update(advantage_metrics(tokens.advantages, layout))
+        if frozen.advantages is not None:
+            metrics.update(advantage_metrics(frozen.advantages, layout))
         faults = {
             name: bad_entries(column, readable(objective, tokens, name))
             for name in objective.columns()
@@ -229,7 +230,7 @@ class Window:
 
     def summarize(
         self, outputs: Iterable[ObjectiveOutput], extra: Mapping[str, Stat] | None = None
-    ) -> dict[str, float]:
+    ) -> Report:
         """Merge the metrics of all micro-batches and ranks, in one collective, into plain numbers.
 
         Call it after the last backward and before the optimizer step: it is also where a non-finite
@@ -241,7 +242,8 @@ class Window:
                 (`reward_metrics`): of context-parallel ranks that hold the same ones, the first counts.
 
         Returns:
-            Metrics by name, equal on all ranks. What nothing was measured for is left out.
+            Metrics by name, equal on all ranks: a dictionary that also knows what each counted, for `merge_reports`.
+            What nothing was measured for is left out.
 
         Raises:
             NonFiniteError: If a column or loss had a NaN or an infinity at a place that counts.

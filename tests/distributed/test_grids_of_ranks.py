@@ -158,7 +158,7 @@ def break_one(how: str) -> None:
             NonFiniteError,
             "rank 1, micro-batch 0: estimate has 3 non-finite values",
         ),
-        ("schema", RankError, RankError, "ranks hold different objectives or window statistics"),
+        ("schema", RankError, RankError, "ranks hold different objectives, window statistics or columns"),
     ],
 )
 @pytest.mark.parametrize("world", [2, 4])

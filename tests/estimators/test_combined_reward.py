@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlobjectives import GPG, GRPO, RLOO, PassAtK, Rollouts
+from rlobjectives import GPG, GRPO, RLOO, BatchBaseline, Objective, PaddedLayout, PassAtK, Rollouts
 
 THREE_TENTHS = [[0.1, 0.2], [0.2, 0.1], [0.3, 0.0], [1.0, -0.7]]
 """One sum, in several roundings."""
@@ -47,14 +47,25 @@ def test_weights_are_rounded_too():
 
 
 def test_small_differences_are_no_rounding():
-    """One part in 10¹² stays; so does a difference between whose ends another group has a value of its own."""
-    rewards = torch.tensor(
-        [[1.0, 0.0], [1.0, 1e-12], [0.0, 0.0], [0.0, 1e-9], [1e8, 5e-10 - 1e8]], dtype=torch.float64
-    )
-    rollouts = Rollouts(rewards=rewards, group_ids=torch.tensor([0, 0, 1, 1, 2]))
-    estimate = GRPO(scale="none", on_singleton="zero").estimate(rollouts)
+    """One part in 10¹² stays."""
+    rewards = torch.tensor([[1.0, 0.0], [1.0, 1e-12], [0.0, 0.0], [0.0, 1e-300]], dtype=torch.float64)
+    rollouts = Rollouts(rewards=rewards, group_ids=torch.tensor([0, 0, 1, 1]))
+    estimate = GRPO(scale="none").estimate(rollouts)
     assert estimate[:2].tolist() == pytest.approx([-5e-13, 5e-13], rel=1e-3)
-    assert estimate[2:4].tolist() == pytest.approx([-5e-10, 5e-10])
+    assert estimate[2:].tolist() == pytest.approx([-5e-301, 5e-301])
+
+
+def test_a_window_of_one_sum_is_exactly_zero():
+    """Also where groups play no part."""
+    layout = PaddedLayout(torch.ones(4, 1, dtype=torch.bool))
+    for scale in ("none", "batch"):
+        objective = Objective(estimator=BatchBaseline(scale=scale, epsilon=0.0))
+        rollouts = Rollouts(
+            rewards=torch.tensor(THREE_TENTHS, dtype=torch.float64), group_ids=torch.tensor([0, 0, 1, 1])
+        )
+        estimate = objective.estimator.estimate(rollouts)
+        advantages = objective.freeze([(estimate, layout)]).advantages(estimate, layout)
+        assert advantages.flatten().tolist() == [0.0] * 4
 
 
 def test_no_sequence_at_all_and_one():

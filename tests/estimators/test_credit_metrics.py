@@ -151,6 +151,10 @@ def test_explained_variance_over_any_partition():
     assert merged.value.item() == pytest.approx(whole.value.item(), rel=1e-11)
     with pytest.raises(ShapeError, match="prediction"):
         ExplainedVariance.between(target, prediction[:5])
+    tenths = torch.full((3,), 0.1, dtype=torch.float64)
+    assert not ExplainedVariance.between(tenths, torch.rand(3)).measured, (
+        "equal targets leave nothing to explain"
+    )
 
 
 def test_minimum_merges_and_reports_its_sign():
@@ -214,18 +218,53 @@ def test_lengths_split_by_outcome():
 
 def test_dummy_rows_count_for_nothing():
     """Every number is that of the genuine rows alone: a dummy of a group, and a group of dummies."""
-    rewards, groups = torch.tensor([1.0, 0.0, 0.0, 0.0, 3.0]), torch.tensor([0, 0, 1, 1, 0])
-    mask = torch.tensor([[True], [True], [False], [False], [True]])
-    flags = torch.tensor([True, True, False, False, False])
+    rewards, groups = torch.tensor([1.0, 0.0, 0.5, 0.0, 0.0, 3.0, 2.0]), torch.tensor([0, 0, 2, 1, 1, 0, 2])
+    mask = torch.tensor([[True], [True], [True], [False], [False], [True], [True]])
+    flags = torch.tensor([True, True, True, False, False, False, False])
     padded = Rollouts(
         rewards=rewards, group_ids=groups, layout=PaddedLayout(mask & flags[:, None], sequence_mask=flags)
     )
-    alone = Rollouts(rewards=rewards[:2], group_ids=groups[:2], layout=PaddedLayout(mask[:2]))
-    for judge in (None, GRPO(), BatchBaseline()):
+    alone = Rollouts(rewards=rewards[:3], group_ids=groups[:3], layout=PaddedLayout(mask[:3]))
+    for judge in (None, GRPO(on_singleton="zero"), BatchBaseline()):
         for metrics in (reward_metrics, group_metrics):
             assert report(metrics(padded, judge)) == report(metrics(alone, judge))
     assert report(length_metrics(padded)) == report(length_metrics(alone))
-    assert report(group_metrics(padded, GRPO(), dropped_groups=1))["group/dropped_fraction"] == 0.5
+    assert report(reward_metrics(padded))["reward/singleton_fraction"] == 0.5
+    found = report(group_metrics(padded, GRPO(on_singleton="zero"), dropped_groups=2))
+    assert found["group/dropped_fraction"] == 0.5
+
+
+def test_no_sequence_at_all():
+    layout = PaddedLayout(torch.ones(0, 2, dtype=torch.bool))
+    rollouts = Rollouts(rewards=torch.ones(0, 2), group_ids=torch.zeros(0, dtype=torch.int64), layout=layout)
+    for judge in (None, GRPO(), BatchBaseline(), Combined(estimators=(BatchBaseline(), RLOO()))):
+        assert not {**report(reward_metrics(rollouts, judge)), **report(group_metrics(rollouts, judge))}
+
+
+def test_a_batch_baseline_has_no_constant_groups():
+    """Two ranks of equal rewards each are no window of equal rewards."""
+    rollouts = Rollouts(
+        rewards=torch.tensor([1.0, 1.0]), group_ids=torch.tensor([0, 0]), layout=layout_of([[1], [1]])
+    )
+    assert "reward/constant_group_fraction" not in reward_metrics(rollouts, BatchBaseline())
+    assert BatchBaseline().carries_signal(rollouts).tolist() == [True]
+
+
+def test_an_estimate_that_is_known_is_not_made_again():
+    calls = []
+
+    def centred(rollouts):
+        calls.append(1)
+        return rollouts.rewards[:, 0] - rollouts.rewards[:, 0].mean()
+
+    judge = FunctionEstimator(function=centred)
+    rollouts = Rollouts(
+        rewards=torch.tensor([1.0, 0.0]), group_ids=torch.tensor([0, 0]), layout=layout_of([[1], [1]])
+    )
+    estimate = judge.estimate(rollouts)
+    reward_metrics(rollouts, judge, estimate=estimate)
+    group_metrics(rollouts, judge, estimate=estimate)
+    assert len(calls) == 1
 
 
 def test_every_metric_is_declared_with_its_kind():

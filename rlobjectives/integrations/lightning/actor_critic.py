@@ -14,6 +14,7 @@ from rlobjectives.integrations.lightning.critic import CriticMixin
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.optimizer import actor_critic_optimizer
 from rlobjectives.integrations.lightning.policy import CausalLMPolicy
+from rlobjectives.integrations.lightning.policy_options import check_fits
 from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed, seeded
 from rlobjectives.integrations.lightning.scoring import (
     score_sequences_with_values,
@@ -66,6 +67,11 @@ class CausalLMActorCritic(CriticMixin, CausalLMPolicy):
         super().__init__(**kwargs)
         check_number("critic_learning_rate", critic_learning_rate, low=0.0)
         check_choice("critic_backbone", critic_backbone, ("own", "shared"))
+        if self.bootstrap_truncated:  # the state after the last token is read at one position more
+            longest = self.sampling.max_new_tokens + 1
+            check_fits(
+                self.model, self.tokenizer, max_prompt_tokens=self.max_prompt_tokens, max_new_tokens=longest
+            )
         self.critic_learning_rate = critic_learning_rate
         self.critic_backbone = critic_backbone
         self.critic: CausalLMWithValue | None = None

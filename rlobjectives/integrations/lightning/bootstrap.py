@@ -22,10 +22,11 @@ def with_next_place(experience: Experience, truncated: Tensor) -> Experience:
     """The experience with one more position, at which truncated sequences go on.
 
     What stands there stands for a token nobody drew: it counts nowhere, and the value *before* it is that of the state
-    after the last token. Under causal attention nothing before it changes.
+    after the last token. Under causal attention nothing before it changes. A model must have one position more than the
+    longest sequence.
 
     Args:
-        experience: Sequences ``[n, t]``; columns in ``extra`` stay as they are.
+        experience: Sequences ``[n, t]``; columns in ``extra`` stay as they are, ``[n, t]`` ones too.
         truncated: Bool ``[n]``, True where a sequence was cut off.
 
     Returns:

@@ -51,7 +51,8 @@ class CriticMixin(ObjectiveMixin):
         bootstrap_truncated: Whether a sequence that was cut off goes on in the estimate with the critic's value of
             the state after its last token, as a game would that was interrupted; or ends there, with the reward it
             got for what it has said, as is usual for answers to a prompt (the default). Rollouts must then say which
-            are ``truncated`` (`CausalLMActorCritic` does).
+            are ``truncated`` (`CausalLMActorCritic` does). `score_values` then sees one position more than there are
+            tokens, whose id is 0; columns in ``extra`` stay as long as they are.
         **kwargs: Those of `ObjectiveMixin` and of the next class.
 
     Raises:

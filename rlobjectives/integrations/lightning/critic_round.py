@@ -19,6 +19,7 @@ from rlobjectives.losses.base import PolicyLoss, TokenLoss
 from rlobjectives.objective import Objective
 from rlobjectives.statistics import Stat
 from rlobjectives.tokens import TokenBatch
+from rlobjectives.window import Report
 
 if TYPE_CHECKING:
     from rlobjectives.integrations.lightning.critic import CriticMixin
@@ -87,6 +88,16 @@ class CriticRound(Round):
     def _scores_first(self) -> bool:
         return True
 
+    def _check(self, experience: Experience) -> None:
+        super()._check(experience)
+        rollouts = experience.need_rollouts()
+        if self.module.bootstrap_truncated and rollouts.bootstrap_values is None:
+            rollouts.need("truncated", "bootstrap_truncated")
+            if experience.values is not None or rollouts.values is not None:
+                rollouts.need(
+                    "bootstrap_values", "bootstrap_truncated, of a rollout that came with its values,"
+                )
+
     def _completed(self, experience: Experience, count: int) -> Experience:
         rollouts = experience.need_rollouts()
         bootstraps = self.module.bootstrap_truncated and rollouts.bootstrap_values is None
@@ -108,8 +119,6 @@ class CriticRound(Round):
     ) -> Experience:
         """The experience with its columns, and truncated sequences with the value of what would have come next."""
         rollouts = experience.need_rollouts()
-        if experience.values is not None or rollouts.values is not None:
-            rollouts.need("bootstrap_values", "bootstrap_truncated, of a rollout that came with its values,")
         truncated = rollouts.need("truncated", "bootstrap_truncated")
         found = self._score_all(with_next_place(experience, truncated), count, columns, method)
         beyond = bootstrap_values(found["values"], experience.attention_mask).to(truncated.device)
@@ -161,6 +170,5 @@ class _CriticUpdates(Updates):
         self.module.critic_stepped()
         return norm
 
-    def _report(self, numbers: dict[str, float]) -> None:
-        own = ("value/", "loss/value", "window/")
-        super()._report({name: number for name, number in numbers.items() if name.startswith(own)})
+    def _report(self, report: Report) -> None:
+        super()._report(report.under(("value/", "loss/value", "window/")))

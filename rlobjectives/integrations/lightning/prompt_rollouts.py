@@ -19,10 +19,9 @@ from rlobjectives.integrations.lightning.sampling import Completions, SamplingOp
 from rlobjectives.integrations.lightning.scoring import score_sequences
 from rlobjectives.integrations.lightning.sharding import is_sharded, whole_weights
 from rlobjectives.integrations.lightning.transcript import Transcript, transcribe
-from rlobjectives.integrations.lightning.validation import measured_values
 from rlobjectives.layouts import PaddedLayout
 from rlobjectives.rollouts import Rollouts
-from rlobjectives.statistics import Mean, Stat, Sum
+from rlobjectives.statistics import Mean, Stat, Sum, measured_values
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlobjectives.distributed import Fault, replay
 from rlobjectives.distributed.synchronize import exchange
 from rlobjectives.estimators import group_metrics, length_metrics, reward_metrics
-from rlobjectives.integrations.lightning.experience import Experience
+from rlobjectives.integrations.lightning.experience import TOKEN_COLUMNS, Experience
 from rlobjectives.integrations.lightning.normalization import estimate_moments, normalized_estimate
 from rlobjectives.integrations.lightning.plan import Plan, plan_updates
 from rlobjectives.integrations.lightning.randomness import derive_seed
@@ -102,10 +102,13 @@ class Round:
         try:
             with torch.no_grad():
                 experience = self.module.rollout(batch)
+            self._check(experience)
         except Exception as error:  # kept: an exchange raises it, and stops the other ranks too
             fault.note(error)
+        filled = _filled_columns(experience)
         if self._scores_first:
-            count = exchange({}, self.communicator, fault=fault, micro_batches=self._count(experience))
+            size = self._count(experience)
+            count = exchange({}, self.communicator, fault=fault, micro_batches=size, agreement=filled)
             assert experience is not None  # the exchange has raised otherwise
             experience = self._completed(experience, count.micro_batches)
         estimate = torch.empty(0)
@@ -115,7 +118,8 @@ class Round:
                 experience, estimate, statistics = self._judge(experience)
         except Exception as error:
             fault.note(error)
-        outcome = exchange(statistics, self.communicator, fault=fault, micro_batches=self._count(experience))
+        size = self._count(experience)
+        outcome = exchange(statistics, self.communicator, fault=fault, micro_batches=size, agreement=filled)
         assert experience is not None
         if "estimate" in outcome.statistics:
             moments = outcome.statistics.pop("estimate")
@@ -130,6 +134,10 @@ class Round:
         self.metrics.report(outcome.statistics)
         return self._completed(experience, outcome.micro_batches), estimate
 
+    def _check(self, experience: Experience) -> None:
+        """Refuse a rollout that lacks what this round must have, before any rank goes on."""
+        experience.need_rollouts()
+
     def _count(self, experience: Experience | None) -> int:
         """Micro-batches in one pass over the rollout."""
         return 0 if experience is None else -(-len(experience) // self.module.micro_batch_size)
@@ -138,9 +146,10 @@ class Round:
         """The experience with what an estimator adds to it, the estimate, and what is reported of the rollout."""
         estimator = self.objective.estimator
         rollouts = self._rollouts(experience)
-        estimate = estimator.estimate(rollouts).to(experience.device)
-        statistics: dict[str, Stat] = dict(reward_metrics(rollouts, estimator))
-        statistics.update(group_metrics(rollouts, estimator))
+        raw = estimator.estimate(rollouts)
+        estimate = raw.to(experience.device)
+        statistics: dict[str, Stat] = dict(reward_metrics(rollouts, estimator, estimate=raw))
+        statistics.update(group_metrics(rollouts, estimator, estimate=raw))
         statistics.update(length_metrics(rollouts, self.module.correct(rollouts)))
         if self.module.normalize_advantages:
             statistics["estimate"] = estimate_moments(
@@ -225,3 +234,14 @@ class Round:
                     elif rows and name:
                         found[name][rows] = column.detach().float()
         return found
+
+
+def _filled_columns(experience: Experience | None) -> str:
+    """Which optional columns a rollout came with: what is run next depends on it, so ranks must agree."""
+    if experience is None:
+        return ""
+    rollouts = experience.rollouts
+    here = [name for name in TOKEN_COLUMNS if getattr(experience, name) is not None]
+    given = [] if rollouts is None else [one.name for one in dataclasses.fields(rollouts)]
+    there = [f"rollouts.{name}" for name in given if getattr(rollouts, name) is not None]
+    return " ".join([*here, *there])

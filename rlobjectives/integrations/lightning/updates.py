@@ -13,9 +13,9 @@ from rlobjectives.distributed import GradientScale, replay
 from rlobjectives.distributed.synchronize import exchange
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.objective import Objective
-from rlobjectives.statistics import Mean, Stat
+from rlobjectives.statistics import Mean, Stat, measured_values
 from rlobjectives.tokens import TokenBatch
-from rlobjectives.window import ObjectiveOutput, Window, merge_reports
+from rlobjectives.window import ObjectiveOutput, Report, Window, merge_reports
 
 if TYPE_CHECKING:
     from rlobjectives.integrations.lightning.engine import Engine
@@ -97,8 +97,8 @@ class Updates:
         """Change the weights; gives the norm of the gradient."""
         return self.engine.step(self.module.single_optimizer(), self.module.gradient_clip_val)
 
-    def _report(self, numbers: dict[str, float]) -> None:
-        self.metrics.add(numbers, self.objective.metric_kinds())
+    def _report(self, report: Report) -> None:
+        self.metrics.add(report, self.objective.metric_kinds())
 
     # One window.
 
@@ -175,10 +175,7 @@ class RoundMetrics:
 
     def report(self, statistics: Mapping[str, Stat], *, update: bool = False) -> None:
         """Take in statistics that are already merged over ranks: of the rollout, or of one update."""
-        found: dict[str, float] = {}
-        for name, stat in statistics.items():
-            if bool(stat.measured):
-                found.update({label: float(number) for label, number in stat.report(name).items()})
+        found = measured_values(statistics)
         if update:
             self.add(found, {})
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from rlobjectives.integrations.lightning.engine import make_engine
 from rlobjectives.integrations.lightning.prompts import PromptBatch
 from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed, seeded
 from rlobjectives.integrations.lightning.transcript import Transcript
-from rlobjectives.statistics import Mean, Stat
+from rlobjectives.statistics import Mean, Stat, measured_values
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-__all__ = ["CompletionValidation", "ValidationScores", "measured_values"]
+__all__ = ["CompletionValidation", "ValidationScores"]
 
 
 class ValidationScores:
@@ -41,7 +41,7 @@ class ValidationScores:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Run a batch of this rank; `finish` raises what goes wrong on all ranks, so that none waits for another."""
+        """Score a batch of this rank; `finish` raises what goes wrong on all ranks, so that none waits for another."""
         try:
             yield
         except Exception as error:  # kept, never dropped: finish() raises it
@@ -99,8 +99,7 @@ class CompletionValidation(_Base):
 
     def validation_step(self, batch: PromptBatch, batch_idx: int = 0) -> None:
         """Complete the prompts, and score the completions."""
-        with self._validation.guard():
-            self.last_validation = self._measure("val", batch, batch_idx)
+        self._measure("val", batch, batch_idx)
 
     def on_validation_epoch_end(self) -> None:
         """Merge all batches and ranks, and log."""
@@ -110,38 +109,30 @@ class CompletionValidation(_Base):
 
     def test_step(self, batch: PromptBatch, batch_idx: int = 0) -> None:
         """Measure the test prompts as validation measures its own."""
-        with self._validation.guard():
-            self._measure("test", batch, batch_idx)
+        self._measure("test", batch, batch_idx)
 
     def on_test_epoch_end(self) -> None:
         """Merge all batches and ranks, and log."""
         self._finish()
 
-    def _measure(self, part: str, batch: PromptBatch, batch_idx: int) -> Transcript:
+    def _measure(self, part: str, batch: PromptBatch, batch_idx: int) -> None:
         make_engine(self).settle()
         # Drawn from a seed of their own, so that validating does not change what training draws.
         with seeded(derive_seed(base_seed(self.seed), "validation", batch_idx, self.global_rank)):
-            greedy: Transcript = self.transcribe(
-                batch, self.complete(*self.encode(batch.prompts), greedy=True)
-            )
-            self._validation.add(part, greedy, batch.counted)
-            if self.val_samples:
-                prompts = self.encode(batch.prompts, self.val_samples)
-                drawn = self.transcribe(batch, self.complete(*prompts), self.val_samples)
-                counted = [flag for flag in batch.counted for _ in range(self.val_samples)]
-                self._validation.add(f"{part}/sampled", drawn, counted)
-        return greedy
+            # Ranks may have to complete together: a rank whose rewards fail does not stay behind in any of it.
+            greedy = self.complete(*self.encode(batch.prompts), greedy=True)
+            drawn = self.complete(*self.encode(batch.prompts, self.val_samples)) if self.val_samples else None
+            with self._validation.guard():
+                transcript: Transcript = self.transcribe(batch, greedy)
+                self._validation.add(part, transcript, batch.counted)
+                if part == "val":
+                    self.last_validation = transcript
+                if drawn is not None:
+                    several = self.transcribe(batch, drawn, self.val_samples)
+                    counted = [flag for flag in batch.counted for _ in range(self.val_samples)]
+                    self._validation.add(f"{part}/sampled", several, counted)
 
     def _finish(self) -> dict[str, float]:
         metrics = self._validation.finish(Communicator.world())
         self.log_dict(metrics, batch_size=1)
         return metrics
-
-
-def measured_values(statistics: Mapping[str, Stat]) -> dict[str, float]:
-    """The numbers behind merged statistics; one over nothing is left out."""
-    numbers: dict[str, float] = {}
-    for name, stat in statistics.items():
-        if bool(stat.measured):
-            numbers.update({label: float(number) for label, number in stat.report(name).items()})
-    return numbers

@@ -6,7 +6,7 @@ import inspect
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -89,7 +89,7 @@ class ObjectiveMixin(SamplingMixin):
     def __init__(self, *args: Any, objective: ObjectiveLike | None = None, **kwargs: Any) -> None:
         given = {**dict(zip(_parameters(type(self)), args, strict=False)), **kwargs}
         config = given.get("args")
-        self._reports: dict[str, list[dict[str, float]]] = defaultdict(list)
+        self._reports: dict[str, list[Mapping[str, float]]] = defaultdict(list)
         self._window_batches: list[Any] = []
         self._step_window: StepWindow | None = None
         self._skipper = StepSkipper()
@@ -261,7 +261,9 @@ class ObjectiveMixin(SamplingMixin):
         extra = self._take_sampling_stats(mode) if not step.waiting else None
         loss, report = step.loss(logprobs, entropy, extra)
         if report is not None:
-            self._reports[mode].append({**report, "window/skipped": 0.0} if mode == "train" else report)
+            if mode == "train":
+                report["window/skipped"] = 0.0
+            self._reports[mode].append(report)
         loss = loss * self._scale.factor
         if aux is not None and aux_enabled:
             loss = loss + self.router_aux_loss_coef * aux / micro_batches

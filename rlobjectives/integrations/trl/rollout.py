@@ -98,8 +98,9 @@ def _gather_rows(rows: Tensor, accelerator: Any) -> Tensor:
 
 def score(rollouts: Rollouts, estimator: Estimator) -> Scored:
     """Estimate raw advantages of all ranks' sequences. No communication; the same on every rank."""
-    alive = None if estimator.token_level else estimator.carries_signal(rollouts)
-    return Scored(rollouts, estimator.estimate(rollouts), alive)
+    estimate = estimator.estimate(rollouts)
+    alive = None if estimator.token_level else estimator.carries_signal(rollouts, estimate)
+    return Scored(rollouts, estimate, alive)
 
 
 def other_images(first: dict[str, Any], again: dict[str, Any], columns: list[str]) -> str | None:

@@ -182,19 +182,20 @@ class SamplingMixin(Host):
     # What people watch about rewards
 
     def _response_lengths(self, output: dict[str, Any], layout: PaddedLayout) -> Tensor:
-        """Tokens of all ranks' responses, those that are masked for being truncated included."""
+        """Tokens of all ranks' responses, those that are masked for being truncated included (their tools' tokens too)."""
         own = layout.token_counts()
         masked = output["completion_mask"].sum(1) == 0
         own = torch.where(masked, self._lengths.to(own), own)
         return own if self.accelerator.num_processes == 1 else self.accelerator.gather(own)
 
     def _report_rewards(self, scored: Scored, mode: str, lengths: Tensor) -> None:
-        stats = reward_metrics(scored.rollouts, self.objective.estimator)
+        estimator, estimate = self.objective.estimator, scored.estimate
+        stats = reward_metrics(scored.rollouts, estimator, estimate=estimate)
         dead = stats.get("reward/constant_group_fraction")
         old = self._metrics[mode].get("frac_reward_zero_std")
         if old:  # TRL's own judges the sum of raw rewards, or the batch; ours judges the groups' advantages
             old[-1] = float(dead.value) if isinstance(dead, Mean) else old[-1]
-        stats |= group_metrics(scored.rollouts, self.objective.estimator, lengths=lengths)
+        stats |= group_metrics(scored.rollouts, estimator, estimate=estimate, lengths=lengths)
         self._add_stats(mode, stats | length_metrics(scored.rollouts, lengths=lengths))
         if self.args.log_completions:
             self._log_advantages(scored)
@@ -202,9 +203,12 @@ class SamplingMixin(Host):
     def _log_advantages(self, scored: Scored) -> None:
         """Our estimate (before any whitening over the window) in the table of completions."""
         estimate, layout = scored.estimate, scored.rollouts.tokens("The table of completions")
-        if self.objective.estimator.token_level:
+        token_level = self.objective.estimator.token_level
+        if estimate.dim() > (len(layout.shape) if token_level else 1):
+            estimate = estimate[..., 0]
+        if token_level:
             estimate = layout.segment_sum(estimate) / layout.token_counts().clamp_min(1.0)
-        column = (estimate if estimate.dim() == 1 else estimate[:, 0]).tolist()
+        column = estimate.tolist()
         column += [0.0] * (self._rewards.shape[0] - len(column))
         logged = self._logs["advantages"]
         for _ in range(min(len(column), len(logged))):

@@ -27,7 +27,7 @@ from rlobjectives.objective import Objective
 from rlobjectives.reductions import LossReduction
 from rlobjectives.statistics import Stat
 from rlobjectives.tokens import TokenBatch
-from rlobjectives.window import ObjectiveOutput, Window
+from rlobjectives.window import ObjectiveOutput, Report, Window
 
 if TYPE_CHECKING:
     from rlobjectives.integrations.trl.host import Host
@@ -70,7 +70,7 @@ class StepWindow:
 
     def loss(
         self, logprobs: Tensor, entropy: Tensor | None, extra: Mapping[str, Stat] | None
-    ) -> tuple[Tensor, dict[str, float] | None]:
+    ) -> tuple[Tensor, Report | None]:
         """This micro-batch's share of the loss, and the window's report if it was the last.
 
         The report is made *before* the last backward: under DeepSpeed that backward already steps the optimizer, and

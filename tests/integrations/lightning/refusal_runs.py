@@ -8,10 +8,11 @@ import torch
 from lightning.pytorch import Trainer
 
 from rlobjectives import RLObjectivesError
-from rlobjectives.integrations.lightning import PromptDataModule
+from rlobjectives.integrations.lightning import Experience, PromptDataModule
 from rlobjectives.integrations.lightning.callbacks import SaveCompletions
-from tests.integrations.lightning.runs import make_strategy
+from tests.integrations.lightning.runs import fit, make_strategy, uneven
 from tests.integrations.lightning.small_model import ROWS, policy
+from tests.integrations.lightning.toy_critic import ToyAgent, cut_off
 
 
 def refused(folder: str, unwritable: str) -> dict[str, str]:
@@ -21,6 +22,7 @@ def refused(folder: str, unwritable: str) -> dict[str, str]:
         "folder": _error(folder, [SaveCompletions(unwritable)], spoil=False),
         "logits": _error(folder, [], spoil=True),
         "validation": _validation_error(folder),
+        "truncated": _cut_on_one_rank(),
     }
 
 
@@ -39,24 +41,37 @@ def _error(folder: str, callbacks: list[Any], *, spoil: bool) -> str:
 
 
 def _validation_error(folder: str) -> str:
-    """A reward function that fails on rank 1, in the first of two validation batches."""
-    module = policy(folder, max_new_tokens=4)
+    """A reward function that fails on rank 1, in the first of two validation batches, where ranks sample together."""
+    module = policy(folder, max_new_tokens=4, val_samples=1)
     transcribe, batches = module.transcribe, []
 
     def broken(*inputs: Any, **options: Any) -> Any:
         batches.append(inputs)
-        if module.global_rank == 1 and len(batches) == 1:
+        if module.global_rank == 1 and len(batches) == 1:  # the greedy answers of the first batch
             raise ValueError("no verifier here")
         return transcribe(*inputs, **options)
 
     module.transcribe = broken
-    told = _told(module, [], val_dataset=ROWS[:8], val_batch_size=2)
-    return f"{told} after {len(batches)} batches"
+    told = _told(module, [], strategy="fsdp2", val_dataset=ROWS[:8], val_batch_size=2)
+    return f"{told} after {len(batches)} transcripts"
 
 
-def _told(module: Any, callbacks: list[Any], **data: Any) -> str:
+def _cut_on_one_rank() -> str:
+    """Only rank 0 says which of its sequences were cut off."""
+    try:
+        fit(ToyAgent(source=_half_known, bootstrap_truncated=True), "ddp", rollouts=1)
+    except RLObjectivesError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def _half_known(rank: int | None, rollout: int) -> Experience:
+    return uneven(rank, rollout) if rank else cut_off(rank, rollout)
+
+
+def _told(module: Any, callbacks: list[Any], strategy: str = "ddp", **data: Any) -> str:
     trainer = Trainer(
-        strategy=make_strategy("ddp"),
+        strategy=make_strategy(strategy),
         accelerator="cpu",
         devices=2,
         max_steps=1,

@@ -7,6 +7,7 @@ import torch
 
 from rlobjectives import GRPO, CapabilityError, ClippedValueLoss, Objective
 from rlobjectives.integrations.lightning import ExportModel
+from rlobjectives.integrations.lightning.bootstrap import bootstrap_values, with_next_place
 from rlobjectives.integrations.transformers import CausalLMWithValue
 from tests.integrations.lightning.critic_runs import EXISTS, IDS, agent, all_cases
 from tests.integrations.lightning.small_model import policy, save_small_model
@@ -127,6 +128,37 @@ def test_a_saved_critic_can_be_continued(folder, tmp_path, backbone):
     assert torch.equal(second.value_head.summary.weight, first.value_head.summary.weight)
     with pytest.raises(CapabilityError, match="holds no critic"):
         agent(folder, critic_name_or_path=folder)
+
+
+@pytest.mark.parametrize("backbone", ["own", "shared"])
+def test_completions_that_were_cut_off_are_valued_where_they_would_go_on(folder, backbone):
+    """The critic's value behind the last token, whatever the padding; the values before it are those without."""
+    torch.manual_seed(2)
+    module = agent(folder, critic_backbone=backbone, bootstrap_truncated=True, max_new_tokens=4).eval()
+    torch.nn.init.normal_(module.value_head.summary.weight)
+    experience = module.rollout(batch_of(UNEVEN))
+    truncated, ended = experience.need_rollouts().truncated, module.last_rollout.ended
+    assert torch.equal(truncated, ~ended)
+    assert 0 < truncated.sum() < len(truncated)
+    assert agent(folder).rollout(batch_of(UNEVEN)).need_rollouts().truncated is None
+    with torch.no_grad():
+        values = module.score_values(with_next_place(experience, truncated))
+        before = module.score_values(experience)
+    torch.testing.assert_close(values[:, :-1], before, rtol=1e-5, atol=1e-6)
+    found = bootstrap_values(values, experience.attention_mask)
+    for row in truncated.nonzero().flatten().tolist():
+        real = experience.input_ids[row][experience.attention_mask[row] > 0]
+        longer = torch.cat([real, real.new_tensor([5])]).unsqueeze(0)  # any token: its own value is not read
+        alone = module.critic_model()(longer, torch.ones_like(longer))[0, -1]
+        assert found[row].item() == pytest.approx(alone.item(), rel=1e-4)
+        assert abs(alone.item()) > 1e-4
+
+
+def test_what_follows_the_last_token_needs_a_position(folder):
+    full = {"max_prompt_tokens": 58, "max_new_tokens": 6}
+    agent(folder, **full)
+    with pytest.raises(CapabilityError, match="64 positions.* 65 tokens"):
+        agent(folder, bootstrap_truncated=True, **full)
 
 
 def test_what_makes_a_critic_useless_is_refused(folder):

@@ -20,4 +20,6 @@ def test_both_ranks_stop(tmp_path):
     assert first["logits"].startswith("RankError")
     assert second["logits"].startswith("NonFiniteError: 4 of 4 sequences have no next token to draw")
     assert first["validation"].startswith("RankError")
-    assert second["validation"] == "ValueError: no verifier here after 2 batches"
+    assert second["validation"] == "ValueError: no verifier here after 3 transcripts"
+    assert first["truncated"].startswith("RankError")
+    assert second["truncated"].startswith("MissingColumnError: bootstrap_truncated reads truncated")
