@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlobjectives.component import Component, WindowContext
 from rlobjectives.errors import CapabilityError, ShapeError
+from rlobjectives.estimators.groups import group_extremes
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Stat
@@ -131,9 +132,6 @@ class Estimator(Component):
             )
         estimate = self.estimate(rollouts) if estimate is None else estimate
         combined = (estimate if estimate.dim() == 1 else estimate[:, 0]).to(torch.float32)
-        groups, genuine = rollouts.groups, rollouts.genuine
-        low = torch.full((groups.count,), torch.inf, device=combined.device)
-        high = -low
-        low = low.scatter_reduce(0, groups.index, torch.where(genuine, combined, torch.inf), "amin")
-        high = high.scatter_reduce(0, groups.index, torch.where(genuine, combined, -torch.inf), "amax")
-        return low < high
+        genuine = rollouts.genuine.to(combined.device).unsqueeze(1)
+        low, high = group_extremes(combined.unsqueeze(1), genuine, rollouts.groups)
+        return (low < high).squeeze(1)

@@ -20,6 +20,7 @@ __all__ = [
     "GroupMoments",
     "check_singletons",
     "group_any",
+    "group_extremes",
     "group_moments",
     "group_sum",
     "others_constant",
@@ -155,7 +156,7 @@ def others_constant(values: Tensor, scored: Tensor, groups: Groups) -> Tensor:
     Returns:
         Bool ``[n, r]``; without meaning in an unscored cell.
     """
-    low, high = (edge[groups.index] for edge in _extremes(values, scored, groups))
+    low, high = (edge[groups.index] for edge in group_extremes(values, scored, groups))
     at_low, at_high = (scored & same_reward(values, edge) for edge in (low, high))
     count, lows, highs = (
         group_sum(flag.to(values.dtype), groups)[groups.index] for flag in (scored, at_low, at_high)
@@ -211,13 +212,19 @@ def _member(values: Tensor, scored: Tensor, groups: Groups) -> Tensor:
     return _beside(columns, values.new_zeros(groups.count, 0))
 
 
-def _extremes(values: Tensor, scored: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    """Lowest and highest scored value of each group, ``[g, r]``; +∞ and −∞ where none is."""
+def group_extremes(values: Tensor, counted: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """Lowest and highest counted value of each group, ``[g, r]`` in the precision given; +∞ and −∞ where none is.
+
+    Args:
+        values: ``[n, r]``.
+        counted: Bool ``[n, r]``.
+        groups: Of prompts, or of sessions.
+    """
     edges = []
     for worst, how in ((torch.inf, "amin"), (-torch.inf, "amax")):
         columns = [
             column.new_full((groups.count,), worst).scatter_reduce_(0, groups.index, column, how)
-            for column in torch.where(scored, values, worst).unbind(1)
+            for column in torch.where(counted, values, worst).unbind(1)
         ]
         edges.append(_beside(columns, values.new_zeros(groups.count, 0)))
     return edges[0], edges[1]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlobjectives.checks import refuse_rows
 from rlobjectives.errors import MissingColumnError
+from rlobjectives.estimators.groups import group_extremes
 from rlobjectives.estimators.grpo import weighted_columns
 from rlobjectives.layouts import PackedLayout
 from rlobjectives.rollouts import Groups, Rollouts
@@ -38,14 +39,7 @@ def session_rewards(rollouts: Rollouts, weights: tuple[float, ...] | None, reade
     sessions, rewards, scored = _sessions(rollouts, reader), rollouts.rewards, rollouts.scored
     assert scored is not None
     scored = scored & rollouts.tokens(reader).sequence_mask().unsqueeze(1)
-    index = sessions.index.unsqueeze(1).expand_as(rewards)
-    shape = (sessions.count, rewards.shape[1])
-    low = rewards.new_full(shape, torch.inf).scatter_reduce(
-        0, index, torch.where(scored, rewards, torch.inf), "amin"
-    )
-    high = rewards.new_full(shape, -torch.inf).scatter_reduce(
-        0, index, torch.where(scored, rewards, -torch.inf), "amax"
-    )
+    low, high = group_extremes(rewards, scored, sessions)
     refuse_rows(
         (low < high).any(1),
         "have sequences that carry different scores of the same reward",
