@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -60,6 +61,14 @@ class Fault:
         """Keep the first exception."""
         if self.error is None:
             self.error = error
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Run code of this rank; the first exception is kept, and raised by the exchange on all ranks together."""
+        try:
+            yield
+        except Exception as error:  # kept, never dropped
+            self.note(error)
 
     def header(self, device: torch.device) -> Tensor:
         """``[code, micro-batch, bad, total]``, float64."""

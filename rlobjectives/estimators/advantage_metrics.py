@@ -44,19 +44,14 @@ def advantage_metrics(advantages: Tensor, layout: TokenLayout) -> dict[str, Stat
     mask, kept = layout.mask, layout.select(advantages.detach()).double()
     moments = Moments.of(kept, mask)
     positive, negative = (kept > 0).sum(dtype=torch.float64), (kept < 0).sum(dtype=torch.float64)
-    counted = moments.count > 0
 
     def mean(total: Tensor) -> Mean:
         return Mean(torch.stack([total, moments.count]))
 
-    def largest(values: Tensor) -> Tensor:
-        top = torch.where(mask, values, -torch.inf).amax() if values.numel() else values.new_zeros(())
-        return torch.stack([moments.count, torch.where(counted, top, 0.0)])
-
     return {
         "advantage/": moments,
-        "advantage/highest": Maximum(largest(kept)),
-        "advantage/lowest": Minimum(largest(-kept)),
+        "advantage/highest": Maximum.of(kept, mask),
+        "advantage/lowest": Minimum.of(kept, mask),
         "advantage/abs_mean": mean(kept.abs().sum()),
         "advantage/positive_fraction": mean(positive),
         "advantage/negative_fraction": mean(negative),

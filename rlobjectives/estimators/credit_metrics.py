@@ -9,7 +9,7 @@ from rlobjectives.checks import check_mask, check_shape
 from rlobjectives.component import Metric
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.groups import group_moments
+from rlobjectives.estimators.groups import ROUNDING, group_moments
 from rlobjectives.estimators.grpo import combined_reward
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts
@@ -60,7 +60,7 @@ class ExplainedVariance(Stat):
     def measured(self) -> Tensor:
         """Whether the targets vary by more than rounding."""
         count, mean, m2 = self.row[:3].unbind()
-        return m2 > count * (_ROUNDING * mean).square()
+        return m2 > count * (ROUNDING * mean).square()
 
     @classmethod
     def fold_rows(cls, rows: Tensor) -> Tensor:
@@ -71,8 +71,6 @@ class ExplainedVariance(Stat):
         """The explained share under ``name``."""
         return {name: self.value}
 
-
-_ROUNDING = 2.0**-48
 
 CREDIT_METRICS = {
     "group/baseline_mean": Metric(Mean, "reward", "mean of the other answers' reward, over scored sequences"),

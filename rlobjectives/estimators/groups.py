@@ -17,6 +17,7 @@ from rlobjectives.errors import CapabilityError
 from rlobjectives.rollouts import Groups, Rollouts
 
 __all__ = [
+    "ROUNDING",
     "GroupMoments",
     "check_singletons",
     "group_any",
@@ -27,6 +28,10 @@ __all__ = [
     "others_m2",
     "same_reward",
 ]
+
+
+ROUNDING = 2.0**-48
+"""What rounding may put between two float64 sums of the same rewards, relative to them."""
 
 
 def group_sum(values: Tensor, groups: Groups) -> Tensor:
@@ -128,10 +133,7 @@ def same_reward(left: Tensor, right: Tensor) -> Tensor:
 
     Infinities equal nothing: they stay visible.
     """
-    return (left - right).abs() <= _ROUNDING * torch.minimum(left.abs(), right.abs())
-
-
-_ROUNDING = 2.0**-48
+    return (left - right).abs() <= ROUNDING * torch.minimum(left.abs(), right.abs())
 
 
 def group_any(flags: Tensor, groups: Groups) -> Tensor:
@@ -141,8 +143,7 @@ def group_any(flags: Tensor, groups: Groups) -> Tensor:
         flags: Bool ``[n]``.
         groups: The prompt groups.
     """
-    counts = torch.zeros(groups.count, dtype=torch.float64, device=flags.device)
-    return (counts.index_add_(0, groups.index, flags.double()) > 0)[groups.index]
+    return (group_sum(flags.double().unsqueeze(1), groups) > 0).squeeze(1)[groups.index]
 
 
 def others_constant(values: Tensor, scored: Tensor, groups: Groups) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,13 +56,9 @@ class WindowBuilder:
         self._fault = Fault()
         self._frozen = False
 
-    @contextmanager
-    def guard(self) -> Iterator[None]:
+    def guard(self) -> AbstractContextManager[None]:
         """Run code of this rank (scoring, estimating); an exception is raised by `freeze` on all ranks."""
-        try:
-            yield
-        except Exception as error:  # kept, never dropped: freeze() raises it
-            self._fault.note(error)
+        return self._fault.guard()
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """The estimator's raw advantages; on failure zeros, and `freeze` raises on all ranks."""

@@ -65,7 +65,7 @@ def summarize(
     kinds = dict(objective.metric_kinds())
     collected[_SEEN], kinds[_SEEN] = [], Mean
     device = counts["tokens"].device
-    try:
+    with fault.guard():
         for position, output in enumerate(outputs):
             collect(collected, kinds, output.metrics)
             collected[_SEEN].append(Mean(torch.stack([output.tokens, torch.ones_like(output.tokens)])))
@@ -75,8 +75,6 @@ def summarize(
             raise WindowError(
                 f"extra holds {sorted(taken)}, which the objective reports itself. Rename them."
             )
-    except Exception as error:  # raised by the exchange, on all ranks
-        fault.note(error)
     for name, stat in extra.items():
         collected[name], kinds[name] = [stat] * communicator.owns_sequences, type(stat)
     merged = {name: fold(kind, collected[name], device) for name, kind in kinds.items()}

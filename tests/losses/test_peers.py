@@ -180,43 +180,33 @@ def test_verl(name: str, seed: int) -> None:
     )
 
 
-def test_verl_dro() -> None:
-    algorithms = verl_losses()
-    config = types.SimpleNamespace(policy_loss=types.SimpleNamespace(dro_beta=0.5), global_batch_info={})
+def configured_verl_loss(name: str, **options: Any) -> Callable[[dict[str, Tensor]], Tensor]:
+    """One of verl's losses that takes its options from a configuration."""
+    function = getattr(verl_losses(), name)
+    config = types.SimpleNamespace(policy_loss=types.SimpleNamespace(**options), global_batch_info={})
 
     def loss_of(data: dict[str, Tensor]) -> Tensor:
-        loss: Tensor = algorithms.compute_policy_loss_dro(
-            data["old_logprobs"],
-            data["logprobs"],
-            data["advantages"].unsqueeze(1).expand(MASK.shape),
-            MASK.double(),
-            config=config,
+        advantages = data["advantages"].unsqueeze(1).expand(MASK.shape)
+        loss: Tensor = function(
+            data["old_logprobs"], data["logprobs"], advantages, MASK.double(), config=config
         )[0]
         return loss
 
+    return loss_of
+
+
+def test_verl_dro() -> None:
     data = columns()
-    compare(ours(DRO(coef=0.5), TokenMean(), data), theirs(loss_of, data))
+    verl = configured_verl_loss("compute_policy_loss_dro", dro_beta=0.5)
+    compare(ours(DRO(coef=0.5), TokenMean(), data), theirs(verl, data))
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.2])
 @pytest.mark.parametrize("seed", [0, 3])
 def test_verl_kl_cov(fraction: float, seed: int) -> None:
-    algorithms = verl_losses()
-    options = types.SimpleNamespace(kl_cov_ratio=fraction, ppo_kl_coef=0.7)
-    config = types.SimpleNamespace(policy_loss=options, global_batch_info={})
-
-    def loss_of(data: dict[str, Tensor]) -> Tensor:
-        loss: Tensor = algorithms.compute_policy_loss_kl_cov(
-            data["old_logprobs"],
-            data["logprobs"],
-            data["advantages"].unsqueeze(1).expand(MASK.shape),
-            MASK.double(),
-            config=config,
-        )[0]
-        return loss
-
     data = columns(seed)
-    compare(ours(KLCov(fraction=fraction, coef=0.7), TokenMean(), data), theirs(loss_of, data))
+    verl = configured_verl_loss("compute_policy_loss_kl_cov", kl_cov_ratio=fraction, ppo_kl_coef=0.7)
+    compare(ours(KLCov(fraction=fraction, coef=0.7), TokenMean(), data), theirs(verl, data))
 
 
 def test_verl_penalises_a_token_of_every_micro_batch_even_without_contrast() -> None:
@@ -242,7 +232,7 @@ def test_verl_gpg_is_reinforce() -> None:
     case = Verl("gpg", Reinforce(), "token-mean", {})
     assert algorithms is not None
     data = columns()
-    compare(ours(Reinforce(), TokenMean(), data), theirs(lambda d: verl_loss(case, d), data))
+    compare(ours(Reinforce(), TokenMean(), data), theirs(lambda d: configured_verl_loss(case, d), data))
 
 
 @pytest.mark.parametrize("name", ["k1", "k2", "k3", "abs", "k1+", "k3+", "low_var_kl"])
@@ -273,7 +263,7 @@ def test_verl_stops_the_gspo_gradient_at_a_ratio_that_we_still_correct() -> None
     data = columns()
     data["logprobs"], data["old_logprobs"] = data["logprobs"] - 0.0, data["logprobs"] - 12.0
     data["advantages"] = -torch.ones(MASK.shape[0], dtype=torch.float64)
-    loss, gradient = theirs(lambda d: verl_loss(case, d), data)
+    loss, gradient = theirs(lambda d: configured_verl_loss(case, d), data)
     assert gradient.abs().max() == 0.0
     assert loss == pytest.approx(22026.4657948)
     loss, gradient = ours(GSPOToken(clip_low=0.2, clip_high=0.2), TokenMean(), data)

@@ -99,12 +99,10 @@ class Round:
 
     def _roll_out(self, batch: object) -> tuple[Experience, Tensor]:
         experience, fault = None, Fault()
-        try:
+        with fault.guard():  # the next exchange stops the other ranks too
             with torch.no_grad():
                 experience = self.module.rollout(batch)
             self._check(experience)
-        except Exception as error:  # kept: an exchange raises it, and stops the other ranks too
-            fault.note(error)
         filled = _filled_columns(experience)
         if self._scores_first:
             size = self._count(experience)
@@ -113,11 +111,9 @@ class Round:
             experience = self._completed(experience, count.micro_batches)
         estimate = torch.empty(0)
         statistics: dict[str, Stat] = {}
-        try:
+        with fault.guard():
             if experience is not None:
                 experience, estimate, statistics = self._judge(experience)
-        except Exception as error:
-            fault.note(error)
         size = self._count(experience)
         outcome = exchange(statistics, self.communicator, fault=fault, micro_batches=size, agreement=filled)
         assert experience is not None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,13 +39,9 @@ class ValidationScores:
         self._found: dict[str, Stat] = {}
         self._fault = Fault()
 
-    @contextmanager
-    def guard(self) -> Iterator[None]:
+    def guard(self) -> AbstractContextManager[None]:
         """Score a batch of this rank; `finish` raises what goes wrong on all ranks, so that none waits for another."""
-        try:
-            yield
-        except Exception as error:  # kept, never dropped: finish() raises it
-            self._fault.note(error)
+        return self._fault.guard()
 
     def add(self, prefix: str, transcript: Transcript, counted: Sequence[bool]) -> None:
         """Take in one batch; fillers are left out.
