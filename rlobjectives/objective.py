@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -45,7 +46,7 @@ OBJECTIVE_METRICS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Objective:
     """What to train for: three parts, and optional ones.
 
@@ -166,34 +167,38 @@ class Objective:
 
     def parts(self) -> dict[str, Component]:
         """The parts that are there, by field."""
+        return dict(self._parts)
+
+    @cached_property
+    def _parts(self) -> dict[str, Component]:
         found = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: part for name, part in found.items() if isinstance(part, Component)}
 
     def token_terms(self) -> dict[str, TokenTerm]:
         """The parts that add a loss to every token, by field."""
-        return {name: part for name, part in self.parts().items() if isinstance(part, TokenTerm)}
+        return {name: part for name, part in self._parts.items() if isinstance(part, TokenTerm)}
 
     def token_parts(self) -> dict[str, TokenPart]:
         """The parts that read tokens, by field."""
-        return {name: part for name, part in self.parts().items() if isinstance(part, TokenPart)}
+        return {name: part for name, part in self._parts.items() if isinstance(part, TokenPart)}
 
     def corrections(self) -> dict[str, PolicyCorrection]:
         """The parts that weight or drop tokens of the policy loss, by field."""
-        return {name: part for name, part in self.parts().items() if isinstance(part, PolicyCorrection)}
+        return {name: part for name, part in self._parts.items() if isinstance(part, PolicyCorrection)}
 
     def shapings(self) -> tuple[AdvantageShaping, ...]:
         """The parts that change advantages token by token."""
-        return tuple(part for part in self.parts().values() if isinstance(part, AdvantageShaping))
+        return tuple(part for part in self._parts.values() if isinstance(part, AdvantageShaping))
 
     def tolerated(self) -> frozenset[str]:
         """Columns that may be unknown at some tokens."""
-        return frozenset(name for part in self.parts().values() for name in part.tolerates())
+        return frozenset(name for part in self._parts.values() for name in part.tolerates())
 
-    @property
+    @cached_property
     def capabilities(self) -> Capabilities:
         """Needs, prohibitions and support of all parts together."""
         merged = Capabilities()
-        for part in self.parts().values():
+        for part in self._parts.values():
             merged = merged.merge(part.required())
         return merged
 

@@ -150,6 +150,14 @@ class TokenBatch:
         """A copy with other columns."""
         return dataclasses.replace(self, **columns)  # type: ignore[arg-type]
 
+    def block(self, sequences: slice, places: slice) -> TokenBatch:
+        """Some neighbouring sequences, one of ``layout.blocks()``; columns are views."""
+        columns = {name: getattr(self, name) for name in (*_COLUMNS, *_KNOWN.values())}
+        return self.replace(
+            layout=self.layout.block(sequences, places),
+            **{name: None if column is None else column[places] for name, column in columns.items()},
+        )
+
     def detach(self) -> TokenBatch:
         """A copy without any gradient."""
         columns = {name: getattr(self, name) for name in _WITH_GRADIENT}

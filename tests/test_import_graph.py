@@ -15,6 +15,7 @@ PACKAGE = Path(rlobjectives.__file__).parent
 
 LAYERS = (
     {"errors"},
+    {"masking"},
     {"checks", "capabilities"},
     {"statistics"},
     {"distributed", "distributions", "layouts"},

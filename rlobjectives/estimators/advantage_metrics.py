@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rlobjectives.component import Metric
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.masking import count
 from rlobjectives.statistics import Maximum, Mean, Minimum, Moments, Stat
 
 __all__ = ["ADVANTAGE_METRICS", "advantage_metrics"]
@@ -41,18 +42,18 @@ def advantage_metrics(advantages: Tensor, layout: TokenLayout) -> dict[str, Stat
         tensor(0.5000, dtype=torch.float64)
     """
     layout.check("advantages", advantages)
-    mask, kept = layout.mask, layout.select(advantages.detach()).double()
+    mask, kept = layout.mask, layout.select(advantages.detach())
     moments = Moments.of(kept, mask)
-    positive, negative = (kept > 0).sum(dtype=torch.float64), (kept < 0).sum(dtype=torch.float64)
+    positive, negative = count(kept > 0), count(kept < 0)
 
     def mean(total: Tensor) -> Mean:
-        return Mean(torch.stack([total, moments.count]))
+        return Mean(torch.stack([total.to(torch.float64), moments.count]))
 
     return {
         "advantage/": moments,
         "advantage/highest": Maximum.of(kept, mask),
         "advantage/lowest": Minimum.of(kept, mask),
-        "advantage/abs_mean": mean(kept.abs().sum()),
+        "advantage/abs_mean": mean(kept.abs().sum(dtype=torch.float64)),
         "advantage/positive_fraction": mean(positive),
         "advantage/negative_fraction": mean(negative),
         "advantage/zero_fraction": mean(moments.count - positive - negative),

@@ -13,6 +13,7 @@ from torch import Tensor
 from rlobjectives.checks import check_integral, check_mask, check_shape
 from rlobjectives.errors import MissingColumnError, ShapeError
 from rlobjectives.layouts.scan import Piece, reverse_scan
+from rlobjectives.masking import select
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -127,6 +128,26 @@ class TokenLayout(abc.ABC):
                 what suits the device.
         """
 
+    def blocks(self, limit: int | None = None) -> Iterator[tuple[slice, slice]]:
+        """Cut the layout into runs of whole neighbouring sequences, all of them, the empty ones included.
+
+        Args:
+            limit: Positions a block holds at most, unless one sequence alone is longer; by default
+                what suits the device.
+
+        Yields:
+            Which sequences, and where they lie along the first dimension of a token tensor: what `block` takes.
+            One block of everything, unless a layout knows better.
+        """
+        del limit
+        yield slice(0, self.num_sequences), slice(0, self.shape[0])
+
+    def block(self, sequences: slice, tokens: slice) -> Self:
+        """The layout of one of `blocks`, facts included; its mask is a view."""
+        part = copy.copy(self)
+        part._set(self.mask[tokens], {name: fact[sequences] for name, fact in self.facts.items()})
+        return part
+
     @abc.abstractmethod
     def rows(self: L, index: Tensor | slice) -> L:
         """The layout of the chosen sequences, facts included. Packed layouts repack."""
@@ -200,7 +221,7 @@ class TokenLayout(abc.ABC):
 
     def select(self, per_token: Tensor, other: float = 0.0) -> Tensor:
         """The counted tokens' values, and ``other`` everywhere else (never a product)."""
-        return torch.where(self.mask, per_token, other)
+        return select(per_token, self.mask, other)
 
     def local_counts(self) -> Tensor:
         """Counted tokens of each sequence on this rank, float64 ``[n]``."""

@@ -102,18 +102,31 @@ class PackedLayout(TokenLayout):
         before = torch.cat([running.new_zeros(1), running])[self.cu_seqlens[:-1].to(self.device)]
         return running - before[self.index]
 
-    def pieces(self, limit: int | None = None) -> Iterator[Piece]:
+    def blocks(self, limit: int | None = None) -> Iterator[tuple[slice, slice]]:
         """Runs of sequences; each is found by bisection, not by walking over them."""
-        bounds, limit = self._bounds, limit or piece_limit(self.device)
-        lengths = self.cu_seqlens.diff().to(self.device)
-        buffers, first = Buffers(self.device), 0
-        while bounds[first] < bounds[-1]:
+        bounds, limit, first = self._bounds, limit or piece_limit(self.device), 0
+        while first < self.num_sequences:
             start = bounds[first]
             stop = max(first + 1, bisect_right(bounds, start + limit, first) - 1)
-            end = bounds[stop]
-            if end > start:
-                yield Piece(slice(start, end), slice(first, stop), lengths[first:stop], end - start, buffers)
+            yield slice(first, stop), slice(start, bounds[stop])
             first = stop
+
+    def block(self, sequences: slice, tokens: slice) -> PackedLayout:
+        """Some neighbouring sequences, counted from 0; nothing is read from the device."""
+        part = super().block(sequences, tokens)
+        part.cu_seqlens = self.cu_seqlens[sequences.start : sequences.stop + 1] - tokens.start
+        part._bounds = [bound - tokens.start for bound in self._bounds[sequences.start : sequences.stop + 1]]
+        lengths = [later - earlier for earlier, later in itertools.pairwise(part._bounds)]
+        part._width, part._shortest = max(lengths, default=0), min(lengths, default=0)
+        part.index = self.index[tokens] - sequences.start
+        return part
+
+    def pieces(self, limit: int | None = None) -> Iterator[Piece]:
+        """Runs of sequences with at least one position."""
+        lengths, buffers = self.cu_seqlens.diff().to(self.device), Buffers(self.device)
+        for sequences, span in self.blocks(limit):
+            if size := span.stop - span.start:
+                yield Piece(span, sequences, lengths[sequences], size, buffers)
 
     def rows(self, index: Tensor | slice) -> PackedLayout:
         """The chosen sequences, repacked in the order given."""

@@ -78,14 +78,19 @@ class PaddedLayout(TokenLayout):
         self.check("per_token", per_token)
         return self.select(per_token.detach()).cumsum(1, dtype=torch.float64)
 
-    def pieces(self, limit: int | None = None) -> Iterator[Piece]:
+    def blocks(self, limit: int | None = None) -> Iterator[tuple[slice, slice]]:
         """Runs of rows."""
         count, width = self.mask.shape
         step = max(1, (limit or piece_limit(self.device)) // max(1, width))
-        buffers = Buffers(self.device)
-        for start in range(0, count if width else 0, step):
+        for start in range(0, count, step):
             rows = slice(start, min(start + step, count))
-            lengths = torch.full((rows.stop - start,), width, dtype=torch.int64, device=self.device)
+            yield rows, rows
+
+    def pieces(self, limit: int | None = None) -> Iterator[Piece]:
+        """Runs of rows."""
+        width, buffers = self.width, Buffers(self.device)
+        for rows, _ in self.blocks(limit) if width else ():
+            lengths = torch.full((rows.stop - rows.start,), width, dtype=torch.int64, device=self.device)
             yield Piece(rows, rows, lengths, lengths.numel() * width, buffers)
 
     def rows(self, index: Tensor | slice) -> PaddedLayout:

@@ -142,7 +142,7 @@ class CISPO(PolicyLoss):
             ratio_cap=self.ratio_cap,
         )
         held: dict[str, Stat] = {
-            "policy/weight_bounded_fraction": Mean.of((weight != ratio.value).float(), layout.mask)
+            "policy/weight_bounded_fraction": Mean.of(weight != ratio.value, layout.mask)
         }
         loss = weighted_gradient(weight, tokens, "CISPO")
         return loss._replace(metrics={**ratio_metrics(ratio, layout.mask), **held})

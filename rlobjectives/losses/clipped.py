@@ -61,9 +61,9 @@ def clip_metrics(clipped: Tensor, advantages: Tensor, mask: Tensor) -> dict[str,
     """Fractions of the counted tokens whose bound is active, by the sign of the advantage."""
     low, high = clipped & (advantages < 0), clipped & (advantages > 0)
     return {
-        "policy/clip_fraction": Mean.of(clipped.float(), mask),
-        "policy/clip_low_fraction": Mean.of(low.float(), mask),
-        "policy/clip_high_fraction": Mean.of(high.float(), mask),
+        "policy/clip_fraction": Mean.of(clipped, mask),
+        "policy/clip_low_fraction": Mean.of(low, mask),
+        "policy/clip_high_fraction": Mean.of(high, mask),
     }
 
 
@@ -117,7 +117,7 @@ def clipped_surrogate(
     mask = layout.mask
     metrics = clip_metrics(clipped, advantages, mask)
     if dual_clip is not None or ratio_cap is not None:
-        metrics["policy/dual_clip_fraction"] = Mean.of(held.to(value.dtype), mask)
+        metrics["policy/dual_clip_fraction"] = Mean.of(held, mask)
     return TokenLoss(value, slope, metrics)
 
 

@@ -120,7 +120,7 @@ class DecoupledClip(PolicyLoss):
         )
         found: dict[str, Stat] = {
             "policy/behavior_weight_": Moments.of(raw.value, mask),
-            "policy/behavior_capped_fraction": Mean.of((weight.value != raw.value).float(), mask),
+            "policy/behavior_capped_fraction": Mean.of(weight.value != raw.value, mask),
         }
         return TokenLoss(
             weight.value * loss.value,

@@ -157,7 +157,7 @@ class DPPO(PolicyLoss):
         )
         weight = ratio.value.clamp_max(self.ratio_cap)
         held: dict[str, Stat] = {
-            "policy/weight_bounded_fraction": Mean.of((weight != ratio.value).float(), mask)
+            "policy/weight_bounded_fraction": Mean.of(weight != ratio.value, mask)
         }
         loss = weighted_gradient(torch.where(outside, 0.0, weight), tokens, "DPPO")
         return loss._replace(

@@ -111,7 +111,7 @@ class EntropyMask(PolicyCorrection):
         keep = layout.mask & (entropy.float() >= cutoff)
         metrics: dict[str, Stat] = {
             "entropy_mask/threshold": Maximum.of(threshold.expand(layout.shape), layout.mask),
-            "entropy_mask/kept_fraction": Mean.of(keep.float(), layout.mask),
+            "entropy_mask/kept_fraction": Mean.of(keep, layout.mask),
         }
         return TokenWeights(torch.ones_like(entropy), keep, metrics)
 

@@ -273,8 +273,8 @@ class ImportanceCorrection(PolicyCorrection):
         weight = torch.where(keep, weight, 0.0)
         metrics: dict[str, Stat] = {
             "correction/weight_": Moments.of(weight, mask),
-            "correction/outside_fraction": Mean.of(outside.to(weight.dtype), mask),
-            "correction/dropped_fraction": Mean.of((~keep).to(weight.dtype), mask),
+            "correction/outside_fraction": Mean.of(outside, mask),
+            "correction/dropped_fraction": Mean.of(~keep, mask),
             **mismatch_metrics(mismatch, tokens),
         }
         return TokenWeights(weight, keep, metrics)

@@ -144,7 +144,7 @@ class KLCov(PolicyLoss):
             **ratio_metrics(ratio, layout.mask),
             "kl_cov/threshold": Maximum.of(threshold.expand(layout.shape), layout.mask),
             "kl_cov/covariance": Mean.of(covariance, layout.mask),
-            "kl_cov/penalized_fraction": Mean.of(chosen.float(), layout.mask),
+            "kl_cov/penalized_fraction": Mean.of(chosen, layout.mask),
             "kl_cov/penalty": Mean.of(penalty, layout.mask),
         }
         slope = torch.where(ratio.inside, loss, 0.0) - torch.where(chosen, self.coef * pull, 0.0)

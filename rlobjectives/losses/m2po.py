@@ -207,7 +207,7 @@ class M2PO(PolicyLoss):
         rest = torch.where(level.below > 0, level.below_total / level.below.clamp_min(1.0), level.value)
         metrics: dict[str, Stat] = {
             **_moments(level, torch.where(level.binding, rest, level.mean()), layout),
-            "m2po/masked_fraction": Mean.of((~keep).to(value.dtype), layout.mask),
+            "m2po/masked_fraction": Mean.of(~keep, layout.mask),
         }
         return TokenLoss(value, torch.where(ratio.inside, value, 0.0), metrics)
 

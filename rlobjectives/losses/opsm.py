@@ -101,6 +101,5 @@ class OPSM(PolicyCorrection):
         drifted = layout.expand(total / count.clamp_min(1.0)) > self.threshold
         negative = layout.select(tokens.need("advantages", "OPSM")) < 0
         keep = layout.mask & ~(negative & drifted)
-        dropped = (layout.mask & ~keep).to(torch.float64)
-        metrics: dict[str, Stat] = {"opsm/dropped_fraction": Mean.of(dropped, layout.mask)}
+        metrics: dict[str, Stat] = {"opsm/dropped_fraction": Mean.of(~keep, layout.mask)}
         return TokenWeights(torch.ones_like(drift), keep, metrics)

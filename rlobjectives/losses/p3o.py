@@ -237,7 +237,7 @@ class P3O(PolicyLoss):
         metrics: dict[str, Stat] = {
             "p3o/ess": Mean.of(spread, mask),
             "p3o/cap": Mean.of(spread, mask),
-            "p3o/capped_fraction": Mean.of((log > spread.log()).to(log.dtype), mask),
+            "p3o/capped_fraction": Mean.of(log > spread.log(), mask),
             "p3o/behavior_kl": Mean.of(divergence, mask),
             "p3o/adaptive_kl_loss": Mean.of(rest * divergence, mask),
             "policy/ratio_": Moments.of(ratio, mask),

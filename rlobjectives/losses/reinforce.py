@@ -88,7 +88,7 @@ class Reinforce(PolicyLoss):
             _, total = sequence_sums(layout, context, ratio.log)
             raw = layout.expand(total.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp())
         weight = raw if self.weight_cap is None else raw.clamp_max(self.weight_cap)
-        bounded = Mean.of((weight != raw).float(), layout.mask)
+        bounded = Mean.of(weight != raw, layout.mask)
         loss = weighted_gradient(weight, tokens, "Reinforce")
         return loss._replace(
             metrics={**ratio_metrics(ratio, layout.mask), "policy/weight_bounded_fraction": bounded}

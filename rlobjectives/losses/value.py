@@ -139,7 +139,7 @@ class ClippedValueLoss(TokenTerm):
             huber_delta=self.huber_delta,
         )
         metrics = {
-            "value/clip_fraction": Mean.of(clipped.to(values.dtype), layout.mask),
+            "value/clip_fraction": Mean.of(clipped, layout.mask),
             "value/error": Mean.of((values - returns).square(), layout.mask),
         }
         return TokenLoss(

@@ -1,7 +1,8 @@
-"""The one autograd function: a weighted sum of token losses whose slope is already known."""
+"""The one autograd function: a loss whose gradient in each column is already known."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,30 +12,50 @@ from torch.autograd.function import once_differentiable
 from rlobjectives.errors import WindowError
 from rlobjectives.layouts import TokenLayout
 
-__all__ = ["weighted_sum"]
+__all__ = ["weighted_sum", "with_gradients"]
 
 
-class _WeightedSum(torch.autograd.Function):
+class _WithGradients(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, logprobs: Tensor, value: Tensor, slope: Tensor, weights: Tensor, mask: Tensor
-    ) -> Tensor:
-        # The only thing kept for backward is the gradient itself.
-        ctx.gradient = torch.where(mask, slope * weights, 0.0).to(logprobs.dtype)
-        return torch.where(mask, value * weights, 0.0).sum()
+    def forward(ctx: Any, loss: Tensor, gradients: Sequence[Tensor], *columns: Tensor) -> Tensor:
+        del columns
+        ctx.gradients = gradients  # the only thing kept for backward
+        return loss.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
-        gradient = ctx.gradient
-        if gradient is None:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = ctx.gradients
+        if gradients is None:
             raise WindowError(
                 "backward ran twice through one window loss. Its gradient buffer is given away by the "
                 "first; call window.loss(tokens) again for a second backward. Higher-order gradients "
                 "are not supported."
             )
-        ctx.gradient = None
-        return gradient.mul_(grad_outputs[0]), None, None, None, None
+        ctx.gradients = None
+        return None, None, *(gradient.mul_(grad_outputs[0]) for gradient in gradients)
+
+
+def with_gradients(loss: Tensor, columns: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+    """The loss, attached to the graph of the columns: backward hands each its gradient, times what comes in.
+
+    Args:
+        loss: 0-d, without gradient.
+        columns: What the loss was computed from. Their values are not read.
+        gradients: Derivative of the loss in each column, of its shape and dtype. Given away: backward scales them
+            in place.
+
+    Raises:
+        WindowError: In a second backward through the same result.
+
+    Example:
+        >>> x = torch.tensor([3.0], requires_grad=True)
+        >>> with_gradients(torch.tensor(9.0), [x], [torch.tensor([6.0])]).backward()
+        >>> x.grad
+        tensor([6.])
+    """
+    result: Tensor = _WithGradients.apply(loss, gradients, *columns)  # type: ignore[no-untyped-call]
+    return result
 
 
 def weighted_sum(
@@ -64,5 +85,5 @@ def weighted_sum(
         >>> x.grad
         tensor([[0.7500, 0.0000]])
     """
-    result: Tensor = _WeightedSum.apply(logprobs, value, slope, weights, layout.mask)  # type: ignore[no-untyped-call]
-    return result
+    gradient = layout.select((slope * weights).detach()).to(logprobs.dtype)
+    return with_gradients(layout.select((value * weights).detach()).sum(), [logprobs], [gradient])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.checks import check_shape
+from rlobjectives.masking import count, select
 
 __all__ = ["Stat", "count_of", "fold", "measured_values", "total_of"]
 
@@ -85,10 +86,10 @@ class Stat(abc.ABC):
 
 def fold(kind: type[S], stats: Sequence[S] | Iterable[S], device: torch.device | None = None) -> S:
     """Fold any number of statistics of one kind, none included, in the order given."""
-    rows = [stat.row for stat in stats]
-    if not rows:
+    found = list(stats)
+    if not found:
         return kind.identity(device)
-    return kind(rows[0]) if len(rows) == 1 else kind(kind.fold_rows(torch.stack(rows)))
+    return found[0] if len(found) == 1 else kind(kind.fold_rows(torch.stack([stat.row for stat in found])))
 
 
 def measured_values(statistics: Mapping[str, Stat]) -> dict[str, float]:
@@ -113,17 +114,17 @@ def measured_values(statistics: Mapping[str, Stat]) -> dict[str, float]:
 
 
 def total_of(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Sum of the counted entries, 0-d float64, without gradient."""
-    # Selecting, never multiplying: inf · 0 is NaN. The sum itself widens to float64 as it goes.
+    """Sum of the counted entries, 0-d float64, without gradient; of booleans, how many are true."""
     chosen = values.detach()
     if mask is not None:
         check_shape("mask", mask, tuple(values.shape), "the mask of the values it selects")
-        chosen = torch.where(mask, chosen, torch.zeros((), dtype=chosen.dtype, device=chosen.device))
-    return chosen.sum(dtype=torch.float64)
+    if chosen.dtype is torch.bool:
+        return count(chosen if mask is None else chosen & mask).to(torch.float64)
+    return (chosen if mask is None else select(chosen, mask)).sum(dtype=torch.float64)
 
 
 def count_of(values: Tensor, mask: Tensor | None) -> Tensor:
     """How many entries are counted, 0-d float64."""
     if mask is None:
         return torch.full((), values.numel(), dtype=torch.float64, device=values.device)
-    return mask.sum(dtype=torch.float64)
+    return count(mask).to(torch.float64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlobjectives.masking import select
 from rlobjectives.statistics.base import Stat, count_of, total_of
 
 __all__ = ["LogSum", "Maximum", "Minimum"]
@@ -25,9 +26,8 @@ class Maximum(Stat):
     def of(cls, values: Tensor, mask: Tensor | None = None) -> Maximum:
         """Maximum of the counted entries."""
         count = count_of(values, mask)
-        wide = values.detach().to(torch.float64)
-        chosen = wide if mask is None else torch.where(mask, wide, -torch.inf)
-        top = chosen.amax() if chosen.numel() else chosen.new_zeros(())
+        chosen = values.detach() if mask is None else select(values.detach(), mask, -torch.inf)
+        top = chosen.amax().to(torch.float64) if chosen.numel() else torch.zeros_like(count)
         return cls(torch.stack([count, torch.where(count > 0, top, 0.0)]))
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlobjectives.masking import select
 from rlobjectives.statistics.base import Stat, count_of, total_of
 
 __all__ = ["Mean", "Moments", "Sum"]
@@ -105,7 +106,9 @@ class Moments(Stat):
         count = count_of(values, mask)
         mean = total_of(values, mask) / count.clamp_min(1.0)
         deviation = values.detach().to(torch.float64) - mean
-        return cls(torch.stack([count, mean, total_of(deviation.square(), mask)]))
+        if mask is not None:
+            deviation = select(deviation, mask)
+        return cls(torch.stack([count, mean, torch.linalg.vecdot(deviation.view(-1), deviation.view(-1))]))
 
     @property
     def count(self) -> Tensor:

@@ -14,6 +14,7 @@ from rlobjectives.errors import ShapeError, WindowError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
+from rlobjectives.masking import count
 from rlobjectives.statistics import Stat, Sum
 from rlobjectives.tokens import TokenBatch
 
@@ -68,8 +69,7 @@ def readable(objective: Objective, tokens: TokenBatch, name: str) -> Tensor:
 
 def bad_entries(column: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """How many entries under the mask are not finite, and how many there are."""
-    total = mask.sum()
-    return nonfinite_count(column.detach(), mask), total
+    return nonfinite_count(column.detach(), mask), count(mask)
 
 
 def collect(

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from rlobjectives.component import WindowContext
 from rlobjectives.distributed.communicator import Communicator
-from rlobjectives.estimators.advantage_metrics import advantage_metrics
 from rlobjectives.layouts import TokenLayout
-from rlobjectives.losses.base import TokenLoss
-from rlobjectives.losses.weighted_sum import weighted_sum
-from rlobjectives.statistics import Mean, Stat, Sum
+from rlobjectives.statistics import Stat
 from rlobjectives.tokens import TokenBatch
-from rlobjectives.window.micro_batches import COUNTS, bad_entries, check_estimate, own_part, readable
+from rlobjectives.window.loss import window_loss
+from rlobjectives.window.micro_batches import COUNTS, check_estimate, own_part
 from rlobjectives.window.reports import Report
 from rlobjectives.window.summary import ObjectiveOutput, summarize
 
@@ -108,16 +106,22 @@ class Window:
 
     def weights(self, layout: TokenLayout) -> Tensor:
         """Weight of each token in the window's loss: float64, shaped like the mask, 0 where it is false."""
-        return self._weights(layout, "reduction")
-
-    def _weights(self, layout: TokenLayout, scope: str) -> Tensor:
         layout = own_part(layout, self.communicator)
-        weights = self.objective.reduction.weights(layout, self.context(scope))
+        return layout.select(self.raw_weights(layout, self.context("reduction")))
+
+    def raw_weights(self, layout: TokenLayout, context: WindowContext) -> Tensor:
+        """`weights` before masked places become 0; where all tokens of a sequence share one, a view.
+
+        Args:
+            layout: As this rank may count it.
+            context: Of the scope ``"reduction"``, or ``"kept"``.
+        """
+        weights = self.objective.reduction.weights(layout, context)
         weights = weights.to(layout.device)  # a rank that had no micro-batch does not know where they lie
         if not self.objective.reduction.token_level:
             weights = layout.expand(weights)
         layout.check(f"{type(self.objective.reduction).__name__}.weights", weights)
-        return layout.select(weights)
+        return weights
 
     def loss(self, tokens: TokenBatch) -> ObjectiveOutput:
         """This micro-batch's share of the window's loss, with metrics. No communication, no host sync.
@@ -134,49 +138,8 @@ class Window:
             MissingColumnError: If a part reads a column that is not there.
         """
         tokens = tokens.replace(layout=own_part(tokens.layout, self.communicator))
-        objective, layout = self.objective, tokens.layout
-        with torch.autocast(layout.device.type, enabled=False):
-            weights = self.weights(layout).to(tokens.logprobs.dtype)
-            metrics: dict[str, Stat] = {}
-            frozen = self.shaped(tokens.detach(), metrics)
-            value = slope = None
-            slopes: dict[str, Tensor] = {}
-            for scope, part in objective.token_terms().items():
-                found = part.value_and_slope(frozen, self.context(scope))
-                layout.check(f"{type(part).__name__} value", found.value)
-                layout.check(f"{type(part).__name__} slope", found.slope)
-                metrics.update(found.metrics)
-                if scope == "policy_loss":
-                    found = self._corrected(found, frozen, weights, metrics)
-                metrics[f"loss/{_LOSS_NAMES.get(scope, scope)}"] = Sum.of(found.value * weights, layout.mask)
-                value = found.value if value is None else value + found.value
-                slope = found.slope if slope is None else slope + found.slope
-                for name, other in found.slopes.items():
-                    slopes[name] = slopes[name] + other if name in slopes else other
-            assert value is not None and slope is not None
-            loss = weighted_sum(tokens.logprobs, value, slope, weights, layout)
-            for name, other in slopes.items():  # adds nothing but the gradient of another column
-                column = tokens.need(name, objective.name)
-                loss = loss + weighted_sum(column, torch.zeros_like(value), other, weights, layout)
-            if objective.entropy_coef:
-                bonus = layout.select(tokens.need("entropy", "The entropy bonus")) * weights
-                loss = loss - objective.entropy_coef * bonus.sum()
-                metrics["loss/entropy"] = Sum.of(-objective.entropy_coef * bonus, layout.mask)
-        metrics["loss/total"] = Sum.of(loss)
-        if tokens.entropy is not None:
-            metrics["policy/entropy"] = Mean.of(tokens.entropy, layout.mask)
-        if frozen.advantages is not None:
-            metrics.update(advantage_metrics(frozen.advantages, layout))
-        faults = {
-            name: bad_entries(column, readable(objective, tokens, name))
-            for name in objective.columns()
-            if (column := getattr(tokens, name)) is not None
-        }
-        if tokens.advantages is not None:
-            faults["advantages"] = bad_entries(tokens.advantages, layout.mask)
-        faults["loss"] = bad_entries(value * weights, layout.mask)
-        faults["slope"] = bad_entries(slope, layout.mask)
-        return ObjectiveOutput(loss=loss, metrics=metrics, tokens=layout.mask.sum(), faults=faults)
+        with torch.autocast(tokens.layout.device.type, enabled=False):
+            return window_loss(self, tokens)
 
     def shaped(self, tokens: TokenBatch, metrics: dict[str, Stat] | None = None) -> TokenBatch:
         """The micro-batch with what a distillation term adds to its advantages.
@@ -203,31 +166,6 @@ class Window:
             smaller = smaller.with_facts(total_tokens=totals)
         return smaller
 
-    def _corrected(
-        self, found: TokenLoss, tokens: TokenBatch, weights: Tensor, metrics: dict[str, Stat]
-    ) -> TokenLoss:
-        # Corrections multiply, and drop by selection: a dropped token's loss may be anything.
-        factor, keep = None, tokens.layout.mask
-        for scope, part in self.objective.corrections().items():
-            one = part.token_weights(tokens, self.context(scope))
-            factor = one.weight if factor is None else factor * one.weight
-            keep = keep & one.keep
-            metrics.update(one.metrics)
-        if any(part.shrinks_denominator for part in self.objective.token_parts().values()):
-            smaller = self.kept_layout(tokens)
-            kept = self._weights(smaller, "kept").to(torch.float64)
-            share = torch.where(keep, kept / torch.where(weights > 0, weights, 1.0), 0.0)
-            factor = share if factor is None else factor * share
-        if factor is None:
-            return found
-        factor = factor.to(found.value.dtype)
-
-        def scaled(column: Tensor) -> Tensor:
-            return torch.where(keep, column * factor, 0.0)
-
-        slopes = {name: scaled(other) for name, other in found.slopes.items()}
-        return found._replace(value=scaled(found.value), slope=scaled(found.slope), slopes=slopes)
-
     def summarize(
         self, outputs: Iterable[ObjectiveOutput], extra: Mapping[str, Stat] | None = None
     ) -> Report:
@@ -251,6 +189,3 @@ class Window:
                 its weights were wrong.
         """
         return summarize(self.objective, self.communicator, self._counts, outputs, extra or {})
-
-
-_LOSS_NAMES = {"policy_loss": "policy"}

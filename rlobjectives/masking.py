@@ -1,0 +1,54 @@
+"""Selection: what counts stays as it is, whatever the rest holds."""
+
+from __future__ import annotations
+
+import functools
+import struct
+
+import torch
+from torch import Tensor
+
+__all__ = ["count", "select"]
+
+_INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
+_WORTHWHILE = 1 << 12
+_FORMATS = {torch.float32: ("f", "i"), torch.float64: ("d", "q")}
+
+
+def select(values: Tensor, mask: Tensor, other: float = 0.0) -> Tensor:
+    """The values where the mask is true and ``other`` elsewhere: never a product, for NaN · 0 is NaN.
+
+    Args:
+        values: Any shape.
+        mask: Bool, of the same shape.
+        other: What stands at the other places.
+
+    Returns:
+        Shaped like the values, in their dtype. Gradient: to the values where the mask is true.
+
+    Example:
+        >>> select(torch.tensor([1.0, torch.nan]), torch.tensor([True, False]), other=-torch.inf)
+        tensor([1., -inf])
+    """
+    integer = _INTEGERS.get(values.dtype)
+    differentiable = values.requires_grad and torch.is_grad_enabled()
+    if integer is None or differentiable or values.device.type != "cpu" or values.numel() < _WORTHWHILE:
+        return torch.where(mask, values, other)
+    # On a CPU torch.where takes one element at a time, four times as long as the same on bits: 0 is no bit at all.
+    bits = values.view(integer)
+    bits = bits * mask if integer is torch.int32 else bits & mask.to(integer).neg_()
+    if other != 0.0:
+        bits.add_(~mask, alpha=_pattern(other, values.dtype))
+    return bits.view(values.dtype)
+
+
+def count(flags: Tensor) -> Tensor:
+    """How many entries are true (or not 0), 0-d int64; unlike ``sum`` without an integer for each on the way."""
+    return torch.count_nonzero(flags)
+
+
+@functools.cache
+def _pattern(number: float, dtype: torch.dtype) -> int:
+    floating, integer = _FORMATS[dtype]
+    pattern: int = struct.unpack(integer, struct.pack(floating, number))[0]
+    return pattern

@@ -1,0 +1,197 @@
+"""The loss of one micro-batch: what every part says of it, with all gradients in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlobjectives.component import WindowContext
+from rlobjectives.estimators.advantage_metrics import advantage_metrics
+from rlobjectives.losses.base import TokenLoss
+from rlobjectives.losses.weighted_sum import with_gradients
+from rlobjectives.masking import count
+from rlobjectives.statistics import Mean, Stat, Sum, fold
+from rlobjectives.tokens import TokenBatch
+from rlobjectives.window.micro_batches import bad_entries, readable
+from rlobjectives.window.summary import ObjectiveOutput
+
+if TYPE_CHECKING:
+    from rlobjectives.window.window import Window
+
+__all__ = ["window_loss"]
+
+_LOSS_NAMES = {"policy_loss": "policy"}
+
+
+def window_loss(window: Window, tokens: TokenBatch) -> ObjectiveOutput:
+    """See `Window.loss`.
+
+    The micro-batch is worked on in blocks of whole sequences: no part can tell that from a finer cut, what comes
+    and goes on the way stays in the cache, and nothing but the gradient is as large as the micro-batch.
+
+    Args:
+        window: What the blocks' weights and parts must know.
+        tokens: The micro-batch, its layout as this rank may count it.
+    """
+    layout, frozen = tokens.layout, tokens.detach()
+    everything = [(slice(0, layout.num_sequences), slice(0, layout.shape[0]))]
+    # Context-parallel ranks exchange sums on the way, and one may hold more tokens than another.
+    together = window.communicator.context_group is not None
+    blocks = everything if together else list(layout.blocks()) or everything
+    gradients = _Gradients(tokens)
+    metrics: dict[str, list[Stat]] = {}
+    faults: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    contexts: dict[str, WindowContext] = {}
+    for sequences, places in blocks:
+        part = frozen if len(blocks) == 1 else frozen.block(sequences, places)
+        block = _Block(window, part, contexts)
+        for name, slope in block.slopes.items():
+            gradients.put(name, places, part.layout.select(slope * block.weights))
+        for label, stat in block.metrics.items():
+            metrics.setdefault(label, []).append(stat)
+        for name, found in block.faults().items():
+            faults.setdefault(name, []).append(found)
+    merged = {name: fold(type(stats[0]), stats) for name, stats in metrics.items()}
+    total = sum((stat.row for name, stat in merged.items() if name.startswith("loss/")), torch.zeros(()))
+    merged["loss/total"] = Sum(total)
+    return ObjectiveOutput(
+        loss=gradients.attach(total[0].to(tokens.logprobs.dtype)),
+        metrics=merged,
+        tokens=count(layout.mask),
+        faults={name: _added(found) for name, found in faults.items()},
+    )
+
+
+class _Block:
+    """Some sequences of a micro-batch: their weights, losses, slopes and metrics. No gradient anywhere.
+
+    Args:
+        window: The window.
+        tokens: Columns of the block.
+        contexts: What each part may know, by scope; filled when first asked for.
+
+    Attributes:
+        weights: Of each token, in the log-probabilities' precision; anything under a false mask.
+        value: Weighted loss of each token, all terms together; anything under a false mask.
+        slopes: Unweighted slope in each differentiable column.
+        metrics: What the parts report.
+    """
+
+    def __init__(self, window: Window, tokens: TokenBatch, contexts: dict[str, WindowContext]) -> None:
+        self.window, self.contexts = window, contexts
+        self.metrics: dict[str, Stat] = {}
+        self.tokens = window.shaped(tokens, self.metrics)
+        objective, layout = window.objective, tokens.layout
+        self.exact_weights = window.raw_weights(layout, self.context("reduction"))
+        self.weights = self.exact_weights.to(tokens.logprobs.dtype)
+        self.value: Tensor | None = None
+        self.slopes: dict[str, Tensor] = {}
+        for scope, part in objective.token_terms().items():
+            found = part.value_and_slope(self.tokens, self.context(scope))
+            layout.check(f"{type(part).__name__} value", found.value)
+            layout.check(f"{type(part).__name__} slope", found.slope)
+            self.metrics.update(found.metrics)
+            if scope == "policy_loss":
+                found = self.corrected(found)
+            self.add(_LOSS_NAMES.get(scope, scope), found.value, {"logprobs": found.slope, **found.slopes})
+        if objective.entropy_coef:
+            entropy = self.tokens.need("entropy", "The entropy bonus")
+            slope = torch.full_like(entropy, -objective.entropy_coef)
+            self.add("entropy", slope * entropy, {"entropy": slope})
+        if self.tokens.entropy is not None:
+            self.metrics["policy/entropy"] = Mean.of(self.tokens.entropy, layout.mask)
+        if self.tokens.advantages is not None:
+            read = self.tokens.advantages.to(self.weights.dtype)
+            self.metrics.update(advantage_metrics(read, layout))
+
+    def context(self, scope: str) -> WindowContext:
+        """What the part in a scope may know."""
+        if scope not in self.contexts:
+            self.contexts[scope] = self.window.context(scope)
+        return self.contexts[scope]
+
+    def add(self, name: str, value: Tensor, slopes: Mapping[str, Tensor]) -> None:
+        """One more term of the loss."""
+        weighted = value * self.weights
+        self.metrics[f"loss/{name}"] = Sum.of(weighted, self.tokens.layout.mask)
+        self.value = weighted if self.value is None else self.value + weighted
+        for column, slope in slopes.items():
+            self.slopes[column] = self.slopes[column] + slope if column in self.slopes else slope
+
+    def corrected(self, found: TokenLoss) -> TokenLoss:
+        """The policy loss as the corrections leave it."""
+        # Corrections multiply, and drop by selection: a dropped token's loss may be anything.
+        objective, tokens = self.window.objective, self.tokens
+        factor, keep = None, tokens.layout.mask
+        for scope, part in objective.corrections().items():
+            one = part.token_weights(tokens, self.context(scope))
+            factor = one.weight if factor is None else factor * one.weight
+            keep = keep & one.keep
+            self.metrics.update(one.metrics)
+        if any(part.shrinks_denominator for part in objective.token_parts().values()):
+            smaller = self.window.kept_layout(tokens)
+            kept = self.window.raw_weights(smaller, self.context("kept"))
+            share = kept / torch.where(self.exact_weights > 0, self.exact_weights, 1.0)
+            factor = share if factor is None else factor * share
+        if factor is None:
+            return found
+        factor = factor.to(found.value.dtype)
+
+        def scaled(column: Tensor) -> Tensor:
+            return torch.where(keep, column * factor, 0.0)
+
+        slopes = {name: scaled(other) for name, other in found.slopes.items()}
+        return found._replace(value=scaled(found.value), slope=scaled(found.slope), slopes=slopes)
+
+    def faults(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Non-finite and counted entries of every column that was read, and of what came out."""
+        tokens, mask = self.tokens, self.tokens.layout.mask
+        found = {
+            name: bad_entries(column, readable(self.window.objective, tokens, name))
+            for name in (*self.window.objective.columns(), "advantages")
+            if (column := getattr(tokens, name)) is not None
+        }
+        assert self.value is not None
+        return found | {
+            "loss": bad_entries(self.value, mask),
+            "slope": bad_entries(self.slopes["logprobs"], mask),
+        }
+
+
+class _Gradients:
+    """The gradients of a micro-batch's columns, put together from those of its blocks.
+
+    Args:
+        tokens: The micro-batch, with gradient.
+    """
+
+    def __init__(self, tokens: TokenBatch) -> None:
+        self.tokens = tokens
+        self.whole: dict[str, Tensor] = {}
+
+    def put(self, name: str, places: slice, gradient: Tensor) -> None:
+        """The gradient of one block, into its place."""
+        column = self.tokens.need(name, "The loss")
+        if not (column.requires_grad and torch.is_grad_enabled()):
+            return
+        if gradient.shape == column.shape:
+            self.whole[name] = gradient.to(column.dtype)
+            return
+        if name not in self.whole:
+            self.whole[name] = torch.zeros_like(column)
+        self.whole[name][places] = gradient
+
+    def attach(self, loss: Tensor) -> Tensor:
+        """The loss, with these gradients behind it."""
+        if not self.whole:
+            return loss
+        columns = [self.tokens.need(name, "The loss") for name in self.whole]
+        return with_gradients(loss, columns, list(self.whole.values()))
+
+
+def _added(found: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    bad, total = zip(*found, strict=True)
+    return sum(bad[1:], bad[0]), sum(total[1:], total[0])
