@@ -30,6 +30,7 @@ __all__ = [
     "trl_bin_search",
     "verl_balancing",
     "verl_functions",
+    "verl_policy_loss",
     "version",
 ]
 
@@ -139,6 +140,19 @@ def verl_functions() -> dict[str, Callable[..., Any]]:
         "compute_gdpo_outcome_advantage",
     )
     return {**extract("verl", "trainer/ppo/core_algos.py", names, scope), **helpers}
+
+
+def verl_policy_loss() -> Callable[..., tuple[torch.Tensor, dict[str, float]]]:
+    """The clipped loss of verl, ``compute_policy_loss_vanilla``."""
+    names = ("masked_sum", "masked_mean")
+    helpers = extract("verl", "utils/torch_functional.py", names, {"torch": torch})
+    scope = {
+        "torch": torch,
+        "AlgoConfig": type("AlgoConfig", (), {}),
+        "verl_F": type("verl_F", (), {name: staticmethod(one) for name, one in helpers.items()}),
+    }
+    wanted = ("compute_policy_loss_vanilla", "agg_loss")
+    return extract("verl", "trainer/ppo/core_algos.py", wanted, scope)[wanted[0]]
 
 
 def _expand_right(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -162,6 +162,22 @@ def test_layout_changes_nothing(name: str, effort: int) -> None:
     assert_same(whole(objective, case, Shard(extra=dice.number(1, 4))), expected, 1e-12)
 
 
+@every_objective
+@pytest.mark.parametrize("packed", [False, True])
+@each_effort
+def test_blocks_change_nothing(name: str, packed: bool, effort: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A micro-batch is worked on in blocks; here of one or two sequences, and with selection on bits."""
+    objective, dice = OBJECTIVES[name], dice_of(name, 2500 + effort)
+    case = suited(objective, some_case(dice))
+    shard = Shard(packed=packed, extra=dice.number(0, 2))
+    expected = whole(objective, case, shard)
+    for module in ("padded", "packed"):
+        monkeypatch.setattr(f"rlobjectives.layouts.{module}.piece_limit", lambda device: 7)
+    monkeypatch.setattr("rlobjectives.masking._WORTHWHILE", 0)
+    assert_same(whole(objective, case, shard), expected, 1e-12)
+    assert_same(whole(objective, case, replace(shard, garbage=dice.one_of(GARBAGE))), expected, 1e-12)
+
+
 # Masking --------------------------------------------------------------------------------------------
 
 

@@ -41,6 +41,9 @@ class TokenPart(Component):
     loss: `statistics` is called on every micro-batch, merged, and handed back in the context,
     ``prepass_rounds`` times over.
 
+    The window may hand a large micro-batch over in blocks of whole sequences. A part that looks at its
+    micro-batch as a whole says so with ``depends_on_cut`` in its capabilities, and gets it whole.
+
     Attributes:
         prepass_rounds: How often `statistics` is exchanged; each round is one collective, and the first
             rides with the window's own unless it needs advantages.

@@ -156,9 +156,7 @@ class DPPO(PolicyLoss):
             clip_high=high,
         )
         weight = ratio.value.clamp_max(self.ratio_cap)
-        held: dict[str, Stat] = {
-            "policy/weight_bounded_fraction": Mean.of(weight != ratio.value, mask)
-        }
+        held: dict[str, Stat] = {"policy/weight_bounded_fraction": Mean.of(weight != ratio.value, mask)}
         loss = weighted_gradient(torch.where(outside, 0.0, weight), tokens, "DPPO")
         return loss._replace(
             metrics={**ratio_metrics(ratio, mask), **clip_metrics(outside, advantages, mask), **held}

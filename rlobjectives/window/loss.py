@@ -29,8 +29,9 @@ _LOSS_NAMES = {"policy_loss": "policy"}
 def window_loss(window: Window, tokens: TokenBatch) -> ObjectiveOutput:
     """See `Window.loss`.
 
-    The micro-batch is worked on in blocks of whole sequences: no part can tell that from a finer cut, what comes
-    and goes on the way stays in the cache, and nothing but the gradient is as large as the micro-batch.
+    The micro-batch is worked on in blocks of whole sequences: what comes and goes on the way stays in the cache, and
+    nothing but the gradient is as large as the micro-batch. Parts cannot tell that from a finer cut; one that can
+    (``depends_on_cut``) gets its micro-batch whole.
 
     Args:
         window: What the blocks' weights and parts must know.
@@ -39,7 +40,7 @@ def window_loss(window: Window, tokens: TokenBatch) -> ObjectiveOutput:
     layout, frozen = tokens.layout, tokens.detach()
     everything = [(slice(0, layout.num_sequences), slice(0, layout.shape[0]))]
     # Context-parallel ranks exchange sums on the way, and one may hold more tokens than another.
-    together = window.communicator.context_group is not None
+    together = window.communicator.context_group is not None or window.objective.capabilities.depends_on_cut
     blocks = everything if together else list(layout.blocks()) or everything
     gradients = _Gradients(tokens)
     metrics: dict[str, list[Stat]] = {}
