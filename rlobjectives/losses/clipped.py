@@ -15,6 +15,7 @@ from rlobjectives.component import Metric, WindowContext
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
 from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, Ratio, check_clamp, token_ratio
+from rlobjectives.masking import select
 from rlobjectives.statistics import Maximum, Mean, Moments, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -101,8 +102,8 @@ def clipped_surrogate(
     loss = -advantages * free
     bounded = -advantages * ratio.value.clamp(1.0 - clip_low, 1.0 + clip_high)  # type: ignore[arg-type]
     clipped = bounded > loss
-    value = torch.where(clipped, bounded, loss)
-    slope = torch.where(clipped | ~live, 0.0, loss)
+    value = torch.maximum(loss, bounded)
+    slope = select(loss, live & ~clipped)
     held = torch.zeros_like(clipped)
     if ratio_cap is not None:
         held = (advantages != 0) & (ratio.value > ratio_cap) & ~clipped
@@ -111,7 +112,7 @@ def clipped_surrogate(
         over = (advantages < 0) & (value > ceiling)
         value, slope, held = (
             torch.where(over, ceiling, value),
-            torch.where(over, 0.0, slope),
+            select(slope, ~over),
             held | over,
         )
     mask = layout.mask

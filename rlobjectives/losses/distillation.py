@@ -13,6 +13,7 @@ from rlobjectives.capabilities import Capabilities
 from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.losses.base import TokenLoss, TokenTerm
+from rlobjectives.masking import select
 from rlobjectives.statistics import Mean, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -86,7 +87,7 @@ class ReverseKLDistillation(Distillation, AdvantageShaping):
         teacher = tokens.need("teacher_logprobs", "ReverseKLDistillation")
         flags = tokens.known("teacher_logprobs") if self.missing == "skip" else None
         known = layout.mask if flags is None else layout.mask & flags
-        gap = torch.where(known, tokens.logprobs.detach().double() - teacher.double(), 0.0)
+        gap = select(tokens.logprobs.detach().double() - teacher.double(), known)
         advantages = layout.select(tokens.need("advantages", "ReverseKLDistillation")).double()
         shaped = -self.coef * gap if self.replace else advantages - self.coef * gap
         return tokens.replace(advantages=shaped), {"distillation/reverse_kl": Mean.of(gap, known)}
@@ -139,7 +140,7 @@ class DivergenceDistillation(Distillation, TokenTerm):
         column = tokens.need("teacher_divergence", "DivergenceDistillation").detach()
         flags = tokens.known("teacher_divergence") if self.missing == "skip" else None
         known = layout.mask if flags is None else layout.mask & flags
-        divergence = torch.where(known, column, 0.0)
+        divergence = select(column, known)
         slope = torch.where(known, torch.full_like(column, self.coef), 0.0)
         metrics: dict[str, Stat] = {"distillation/divergence": Mean.of(divergence, known)}
         return TokenLoss(

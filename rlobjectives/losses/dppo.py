@@ -22,6 +22,7 @@ from rlobjectives.losses.ratios import (
     check_clamp,
     importance_ratio,
 )
+from rlobjectives.masking import select
 from rlobjectives.statistics import Mean, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -157,7 +158,7 @@ class DPPO(PolicyLoss):
         )
         weight = ratio.value.clamp_max(self.ratio_cap)
         held: dict[str, Stat] = {"policy/weight_bounded_fraction": Mean.of(weight != ratio.value, mask)}
-        loss = weighted_gradient(torch.where(outside, 0.0, weight), tokens, "DPPO")
+        loss = weighted_gradient(select(weight, ~outside), tokens, "DPPO")
         return loss._replace(
             metrics={**ratio_metrics(ratio, mask), **clip_metrics(outside, advantages, mask), **held}
         )

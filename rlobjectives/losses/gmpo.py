@@ -15,6 +15,7 @@ from rlobjectives.component import Metric, WindowContext
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
 from rlobjectives.losses.clipped import CLIP_METRICS, RATIO_METRICS, clip_metrics, ratio_metrics
 from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, Ratio, check_clamp, sequence_ratio, sequence_sums
+from rlobjectives.masking import select
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["GMPO", "one_sided_log_ratio"]
@@ -111,4 +112,4 @@ class GMPO(PolicyLoss):
             **clip_metrics(clipped, advantages, layout.mask),
             **ratio_metrics(Ratio(log, layout.expand(ratio.value.to(log.dtype)), live), layout.mask),
         }
-        return TokenLoss(expanded, torch.where(live, expanded, 0.0), metrics)
+        return TokenLoss(expanded, select(expanded, live), metrics)

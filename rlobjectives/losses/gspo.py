@@ -23,6 +23,7 @@ from rlobjectives.losses.ratios import (
     sequence_ratio,
     sequence_sums,
 )
+from rlobjectives.masking import select
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["GSPO", "GSPOToken", "sequence_surrogate"]
@@ -46,9 +47,9 @@ def sequence_surrogate(
     free = -advantages * ratio.value
     bounded = -advantages * ratio.value.clamp(1.0 - clip_low, 1.0 + clip_high)
     clipped = bounded > free
-    slope = torch.where(clipped | ~ratio.inside, 0.0, free)
+    slope = select(free, ratio.inside & ~clipped)
     metrics = {**clip_metrics(clipped, advantages, layout.mask), **ratio_metrics(ratio, layout.mask)}
-    return TokenLoss(torch.where(clipped, bounded, free), slope, metrics)
+    return TokenLoss(torch.maximum(free, bounded), slope, metrics)
 
 
 @dataclass(frozen=True, kw_only=True)

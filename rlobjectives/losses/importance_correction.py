@@ -18,6 +18,7 @@ from rlobjectives.losses.base import TokenTerm
 from rlobjectives.losses.corrections import PolicyCorrection, TokenWeights
 from rlobjectives.losses.mismatch import MISMATCH_METRICS, Mismatch, mismatch_metrics
 from rlobjectives.losses.ratios import LOG_RATIO_CLAMP
+from rlobjectives.masking import select
 from rlobjectives.reductions.base import LossReduction
 from rlobjectives.statistics import Mean, Moments, Stat
 from rlobjectives.tokens import TokenBatch
@@ -270,7 +271,7 @@ class ImportanceCorrection(PolicyCorrection):
             mean = context["weight"]
             assert isinstance(mean, Mean)
             weight = weight / torch.where(mean.value > 0, mean.value, 1.0)
-        weight = torch.where(keep, weight, 0.0)
+        weight = select(weight, keep)
         metrics: dict[str, Stat] = {
             "correction/weight_": Moments.of(weight, mask),
             "correction/outside_fraction": Mean.of(outside, mask),

@@ -15,6 +15,7 @@ from rlobjectives.component import Metric, WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.losses.base import TokenLoss, TokenTerm
 from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, token_ratio
+from rlobjectives.masking import select
 from rlobjectives.statistics import Mean
 from rlobjectives.tokens import TokenBatch
 
@@ -66,7 +67,7 @@ def kl_estimate(
         growth = torch.expm1((-x).clamp(-clamp, clamp))
         value, slope = growth + x, -growth
     if output_clamp is not None:
-        slope = torch.where(value.abs() <= output_clamp, slope, 0.0)
+        slope = select(slope, value.abs() <= output_clamp)
         value = value.clamp(-output_clamp, output_clamp)
     return value, x if estimator.endswith("+") else slope
 
@@ -150,5 +151,5 @@ class KLPenalty(TokenTerm):
         metric = {"policy/kl_to_ref": Mean.of(kl, layout.mask)}
         if self.estimator == "ratio_k3":
             ratio = token_ratio(tokens)
-            kl, slope = ratio.value * kl, ratio.value * (slope + torch.where(ratio.inside, kl, 0.0))
+            kl, slope = ratio.value * kl, ratio.value * (slope + select(kl, ratio.inside))
         return TokenLoss(self.coef * kl, self.coef * slope, metric)

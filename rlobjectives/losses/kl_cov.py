@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
@@ -18,6 +17,7 @@ from rlobjectives.losses.clipped import RATIO_METRICS, ratio_metrics
 from rlobjectives.losses.kl import kl_estimate
 from rlobjectives.losses.quantile import ROUNDS, quantile_histogram, window_cutoff, window_quantile
 from rlobjectives.losses.ratios import token_ratio
+from rlobjectives.masking import select
 from rlobjectives.statistics import Maximum, Mean, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -138,7 +138,7 @@ class KLCov(PolicyLoss):
         chosen = layout.mask & (covariance.float() >= cutoff) & (covariance > 0)
         # K is the divergence of the old policy from this one, so its argument is ℓᵒˡᵈ − ℓ.
         divergence, pull = kl_estimate(-ratio.log, self.divergence)
-        penalty = torch.where(chosen, self.coef * divergence, 0.0)
+        penalty = select(self.coef * divergence, chosen)
         loss = -advantages * ratio.value
         metrics: dict[str, Stat] = {
             **ratio_metrics(ratio, layout.mask),
@@ -147,7 +147,7 @@ class KLCov(PolicyLoss):
             "kl_cov/penalized_fraction": Mean.of(chosen, layout.mask),
             "kl_cov/penalty": Mean.of(penalty, layout.mask),
         }
-        slope = torch.where(ratio.inside, loss, 0.0) - torch.where(chosen, self.coef * pull, 0.0)
+        slope = select(loss, ratio.inside) - select(self.coef * pull, chosen)
         return TokenLoss(loss + penalty, slope, metrics)
 
     def _covariance(self, tokens: TokenBatch, context: WindowContext) -> Tensor:

@@ -18,6 +18,7 @@ from rlobjectives.losses.base import PolicyLoss, TokenLoss
 from rlobjectives.losses.clipped import CLIP_METRICS, RATIO_METRICS, clipped_surrogate, ratio_metrics
 from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, Ratio, token_ratio
 from rlobjectives.losses.second_moment import ROUNDS, Level, level_of, local_level, round_histogram
+from rlobjectives.masking import select
 from rlobjectives.statistics import Mean, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -203,13 +204,13 @@ class M2PO(PolicyLoss):
         layout = tokens.layout
         keep = self._kept(ratio, level, layout)
         advantages = layout.select(tokens.need("advantages", "M2PO")).to(ratio.value.dtype)
-        value = torch.where(keep, -advantages * ratio.value, 0.0)
+        value = select(-advantages * ratio.value, keep)
         rest = torch.where(level.below > 0, level.below_total / level.below.clamp_min(1.0), level.value)
         metrics: dict[str, Stat] = {
             **_moments(level, torch.where(level.binding, rest, level.mean()), layout),
             "m2po/masked_fraction": Mean.of(~keep, layout.mask),
         }
-        return TokenLoss(value, torch.where(ratio.inside, value, 0.0), metrics)
+        return TokenLoss(value, select(value, ratio.inside), metrics)
 
 
 def _moments(level: Level, after: Tensor, layout: TokenLayout) -> dict[str, Stat]:

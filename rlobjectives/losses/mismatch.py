@@ -12,6 +12,7 @@ from rlobjectives.component import Metric, WindowContext
 from rlobjectives.distributions import EffectiveSize
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses.ratios import LOG_RATIO_CLAMP
+from rlobjectives.masking import select
 from rlobjectives.statistics import Mean, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -61,13 +62,13 @@ class Mismatch:
         behavior = tokens.need("behavior_logprobs", "ImportanceCorrection")
         flags = tokens.known("behavior_logprobs")
         known = layout.mask if flags is None else layout.mask & flags
-        log = torch.where(known, tokens.old().to(torch.float64) - behavior.to(torch.float64), 0.0)
+        log = select(tokens.old().to(torch.float64) - behavior.to(torch.float64), known)
         counts = context.context_sum(layout.segment_sum(known.to(torch.float64)))
         return cls(log, known, layout, context, counts.clamp_min(1.0))
 
     def sum(self, per_token: Tensor) -> Tensor:
         """Sum over the known tokens of each whole sequence, ``[n]``."""
-        return self.context.context_sum(self.layout.segment_sum(torch.where(self.known, per_token, 0.0)))
+        return self.context.context_sum(self.layout.segment_sum(select(per_token, self.known)))
 
     def spread(self, per_sequence: Tensor) -> Tensor:
         """Each token the number of its sequence."""
@@ -86,7 +87,7 @@ def mismatch_metrics(mismatch: Mismatch, tokens: TokenBatch) -> dict[str, Stat]:
     total = mismatch.sum(log)
     # A sequence counts once: each context-parallel rank counts the share of its tokens that it holds.
     share = layout.segment_sum(known.to(torch.float64)) / mismatch.counts
-    behavior = torch.where(known, tokens.need("behavior_logprobs", "mismatch metrics"), 0.0)
+    behavior = select(tokens.need("behavior_logprobs", "mismatch metrics"), known)
     apart = tokens.old().double().exp() - behavior.double().exp()
     growth = (2.0 * total.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)).exp()
     return {

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.distributions import BINS, Histogram
+from rlobjectives.masking import select
 
 __all__ = ["ROUNDS", "quantile_histogram", "window_cutoff", "window_quantile"]
 
@@ -51,7 +52,7 @@ def quantile_histogram(
         largest: See `window_quantile`.
     """
     turn = len(earlier)
-    keys = _keys(torch.where(mask, values.detach(), 0.0))
+    keys = _keys(select(values.detach(), mask))
     inside = mask
     if turn:
         inside = mask & ((keys >> _SHIFTS[turn - 1]) == _descend(earlier, fraction, largest).key)

@@ -15,6 +15,7 @@ from rlobjectives.component import Metric, WindowContext
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
 from rlobjectives.losses.clipped import RATIO_METRICS, ratio_metrics
 from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, check_clamp, token_ratio
+from rlobjectives.masking import select
 from rlobjectives.statistics import Mean, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -93,6 +94,6 @@ class SAPO(PolicyLoss):
             self.temperature_negative,
         )
         gate, opening = soft_gate(ratio.value, temperature)
-        slope = torch.where(ratio.inside, -opening * ratio.value * advantages, 0.0)
+        slope = select(-opening * ratio.value * advantages, ratio.inside)
         opened: dict[str, Stat] = {"policy/gate": Mean.of(opening, layout.mask)}
         return TokenLoss(-gate * advantages, slope, {**ratio_metrics(ratio, layout.mask), **opened})

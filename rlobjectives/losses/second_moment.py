@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.distributions import BINS, Histogram
+from rlobjectives.masking import select
 
 __all__ = ["ROUNDS", "Level", "level_of", "local_level", "round_histogram"]
 
@@ -104,7 +105,7 @@ def round_histogram(
         The histogram of round ``len(earlier)``, of this micro-batch.
     """
     turn = len(earlier)
-    distance = torch.where(mask, log_ratio.detach(), 0.0).abs()
+    distance = select(log_ratio.detach(), mask).abs()
     keys = distance.to(torch.float32).view(torch.int32)
     inside = mask
     if turn:

@@ -15,6 +15,7 @@ from rlobjectives.component import Metric, WindowContext
 from rlobjectives.errors import MissingColumnError
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses.base import TokenLoss, TokenTerm
+from rlobjectives.masking import select
 from rlobjectives.statistics import Mean
 from rlobjectives.tokens import TokenBatch
 
@@ -68,7 +69,7 @@ def clipped_value_loss(
     near = values.clamp(old_values - clip, old_values + clip)
     held, _ = _error(near - returns, huber_delta)
     clipped = held > loss
-    return torch.where(clipped, held, loss), torch.where(clipped, 0.0, slope), clipped
+    return torch.maximum(loss, held), select(slope, ~clipped), clipped
 
 
 def _error(difference: Tensor, delta: float | None) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from rlobjectives.component import WindowContext
 from rlobjectives.estimators.advantage_metrics import advantage_metrics
 from rlobjectives.losses.base import TokenLoss
 from rlobjectives.losses.weighted_sum import with_gradients
-from rlobjectives.masking import count
+from rlobjectives.masking import count, select
 from rlobjectives.statistics import Mean, Stat, Sum, fold
 from rlobjectives.tokens import TokenBatch
 from rlobjectives.window.micro_batches import bad_entries, readable
@@ -86,8 +86,7 @@ class _Block:
         self.metrics: dict[str, Stat] = {}
         self.tokens = window.shaped(tokens, self.metrics)
         objective, layout = window.objective, tokens.layout
-        self.exact_weights = window.raw_weights(layout, self.context("reduction"))
-        self.weights = self.exact_weights.to(tokens.logprobs.dtype)
+        self.weights = window.raw_weights(layout, self.context("reduction"), tokens.logprobs.dtype)
         self.value: Tensor | None = None
         self.slopes: dict[str, Tensor] = {}
         for scope, part in objective.token_terms().items():
@@ -134,15 +133,16 @@ class _Block:
             self.metrics.update(one.metrics)
         if any(part.shrinks_denominator for part in objective.token_parts().values()):
             smaller = self.window.kept_layout(tokens)
-            kept = self.window.raw_weights(smaller, self.context("kept"))
-            share = kept / torch.where(self.exact_weights > 0, self.exact_weights, 1.0)
+            before = self.window.raw_weights(tokens.layout, self.context("reduction"))
+            after = self.window.raw_weights(smaller, self.context("kept"))
+            share = after / torch.where(before > 0, before, 1.0)
             factor = share if factor is None else factor * share
         if factor is None:
             return found
         factor = factor.to(found.value.dtype)
 
         def scaled(column: Tensor) -> Tensor:
-            return torch.where(keep, column * factor, 0.0)
+            return select(column * factor, keep)
 
         slopes = {name: scaled(other) for name, other in found.slopes.items()}
         return found._replace(value=scaled(found.value), slope=scaled(found.slope), slopes=slopes)

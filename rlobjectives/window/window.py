@@ -109,15 +109,20 @@ class Window:
         layout = own_part(layout, self.communicator)
         return layout.select(self.raw_weights(layout, self.context("reduction")))
 
-    def raw_weights(self, layout: TokenLayout, context: WindowContext) -> Tensor:
+    def raw_weights(
+        self, layout: TokenLayout, context: WindowContext, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
         """`weights` before masked places become 0; where all tokens of a sequence share one, a view.
 
         Args:
             layout: As this rank may count it.
             context: Of the scope ``"reduction"``, or ``"kept"``.
+            dtype: What they are rounded to.
         """
         weights = self.objective.reduction.weights(layout, context)
-        weights = weights.to(layout.device)  # a rank that had no micro-batch does not know where they lie
+        weights = weights.to(
+            layout.device, dtype
+        )  # a rank that had no micro-batch does not know where they lie
         if not self.objective.reduction.token_level:
             weights = layout.expand(weights)
         layout.check(f"{type(self.objective.reduction).__name__}.weights", weights)
