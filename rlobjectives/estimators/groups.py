@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlobjectives.checks import check_choice
 from rlobjectives.errors import CapabilityError
+from rlobjectives.masking import select
 from rlobjectives.rollouts import Groups, Rollouts
 
 __all__ = [
@@ -117,13 +118,13 @@ def group_moments(values: Tensor, scored: Tensor, groups: Groups) -> GroupMoment
         groups: The prompt groups.
     """
     counts = group_sum(scored.to(values.dtype), groups)
-    means = group_sum(torch.where(scored, values, 0.0), groups) / counts.clamp_min(1.0)
+    means = group_sum(select(values, scored), groups) / counts.clamp_min(1.0)
     member = _member(values, scored, groups)
     apart = scored & ~same_reward(values, _at(member, groups.index))
     constants = group_sum(apart.to(values.dtype), groups) == 0
     means = torch.where(constants & (counts > 0), member, means)
     spread = scored & ~_at(constants, groups.index)
-    deviation = torch.where(spread, values - _at(means, groups.index), 0.0)
+    deviation = select(values - _at(means, groups.index), spread)
     m2s = group_sum(deviation.square(), groups)
     return GroupMoments(counts, means, m2s, constants, deviation, groups.index)
 
