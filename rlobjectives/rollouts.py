@@ -23,6 +23,9 @@ from rlobjectives.layouts.base import check_layout
 __all__ = ["Groups", "Rollouts"]
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
+_ONE_A_PROMPT = (
+    "one id a prompt: number your prompt keys once per rollout (the same prompt twice gets two ids)"
+)
 _TOKEN_COLUMNS = (
     "values",
     "token_rewards",
@@ -51,9 +54,9 @@ class Groups:
     smallest: int
 
     @classmethod
-    def of(cls, group_ids: Tensor, name: str = "group_ids") -> Groups:
-        """Number the groups of integer ids ``[n]``."""
-        check_integral(name, group_ids)
+    def of(cls, group_ids: Tensor, name: str = "group_ids", *, meaning: str = _ONE_A_PROMPT) -> Groups:
+        """Number the groups of integer ids ``[n]``; ``meaning`` is for the message where they are something else."""
+        check_integral(name, group_ids, meaning=meaning)
         ids, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
         return cls(ids, index, sizes, int(sizes.min()) if sizes.numel() else 0)
 
@@ -209,9 +212,9 @@ class Rollouts:
     def _check_sequences(self, count: int) -> None:
         if self.session_ids is not None:
             check_shape("session_ids", self.session_ids, (count,), "one session id a sequence")
-            self._set("sessions", Groups.of(self.session_ids, "session_ids"))
+            self._set("sessions", Groups.of(self.session_ids, "session_ids", meaning="one id a session"))
         if self.truncated is not None:
-            check_mask("truncated", self.truncated)
+            check_mask("truncated", self.truncated, meaning="the sequence was cut off")
             check_shape("truncated", self.truncated, (count,), "one flag a sequence")
         self._set("unbootstrapped", self._cut_without_value())
         if self.bootstrap_values is not None:

@@ -56,6 +56,10 @@ class Combined(Estimator):
     weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.estimators, Iterable):
+            raise CapabilityError(
+                f"estimators is {self.estimators!r}; expected several, as in Combined(estimators=(GRPO(), …))."
+            )
         parts: tuple[object, ...] = tuple(self.estimators)
         object.__setattr__(self, "estimators", parts)
         for part in parts:
@@ -65,11 +69,11 @@ class Combined(Estimator):
                 )
         if not self.estimators:
             raise CapabilityError("Combined has no estimators. Give at least one.")
+        check_numbers("weights", self.weights)
         if self.weights is not None and len(self.weights) != len(self.estimators):
             raise CapabilityError(
                 f"Combined has {len(self.weights)} weights for {len(self.estimators)} estimators. Give one each."
             )
-        check_numbers("weights", self.weights)
 
     @property
     def token_level(self) -> bool:  # type: ignore[override]  # depends on what is combined

@@ -37,10 +37,14 @@ def adaptive_trace_decay(counts: Tensor, alpha: float) -> Tensor:
     Returns:
         Float64 ``[n]``.
 
+    Raises:
+        CapabilityError: Unless α > 0.
+
     Example:
         >>> adaptive_trace_decay(torch.tensor([10, 100]), 0.05)
         tensor([0.0000, 0.8000], dtype=torch.float64)
     """
+    check_number("alpha", alpha, low=0.0, open_low=True)
     return (1.0 - 1.0 / (alpha * counts.double().clamp_min(1.0))).clamp(0.0, 1.0)
 
 
@@ -123,9 +127,10 @@ class GAE(Normalized):
 
     def __post_init__(self) -> None:
         Normalized.__post_init__(self)
-        for name in ("discount", "trace_decay", "value_trace_decay"):
-            if (value := getattr(self, name)) is not None:
-                check_number(name, value, low=0.0, high=1.0)
+        check_number("discount", self.discount, low=0.0, high=1.0)
+        check_number("trace_decay", self.trace_decay, low=0.0, high=1.0)
+        if self.value_trace_decay is not None:
+            check_number("value_trace_decay", self.value_trace_decay, low=0.0, high=1.0)
         if self.adaptive_alpha is not None:
             check_number("adaptive_alpha", self.adaptive_alpha, low=0.0, open_low=True)
         check_choice("reward_scope", self.reward_scope, ("segment", "session", "session_replicated"))

@@ -182,6 +182,8 @@ class TestCombined:
         for options in (
             {},
             {"estimators": (GRPO,)},
+            {"estimators": GRPO()},
+            {"estimators": (GRPO(),), "weights": 1.0},
             {"estimators": (Combined(estimators=(GRPO(),)),)},
             {"estimators": (GRPO(),), "weights": (1.0, 2.0)},
             {"estimators": (GRPO(),), "weights": (math.nan,)},

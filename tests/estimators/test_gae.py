@@ -475,6 +475,10 @@ class TestNormalisation:
         {"on_lost_reward": "warn"},
         {"weights": (float("nan"),)},
         {"discount": True},
+        {"discount": None},
+        {"trace_decay": None},
+        {"weights": 1.0},
+        {"weights": "12"},
     ],
 )
 def test_bad_options_are_refused(options):
@@ -538,4 +542,8 @@ def test_shapes_are_checked_by_the_function():
         lambda_returns(layout, final_rewards=torch.zeros(2))
     with pytest.raises(CapabilityError, match="discount"):
         lambda_returns(layout, discount=2.0)
+    with pytest.raises(ShapeError, match="layout is Tensor"):
+        lambda_returns(layout.mask)
+    with pytest.raises(CapabilityError, match="alpha"):
+        adaptive_trace_decay(torch.tensor([4]), 0.0)
     close(lambda_returns(layout, token_rewards=column([[1.0, 2.0]])).returns, [[3.0, 2.0]])
