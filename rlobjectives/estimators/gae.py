@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from rlobjectives.capabilities import Capabilities, TrainerFacts
+from rlobjectives.capabilities import Capabilities
 from rlobjectives.checks import check_choice, check_number, check_numbers
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import OBSERVATIONS, Credit, lambda_returns
@@ -142,11 +141,6 @@ class GAE(Normalized):
     def required(self) -> Capabilities:
         """A critic; a reference policy too when the rewards are KL-shaped."""
         return self.capabilities.merge(Capabilities(needs_ref_logprobs=self.kl_coef > 0.0))
-
-    def violations(self, facts: TrainerFacts) -> Iterable[str]:
-        """Normalisation done twice."""
-        if self.normalize != "none" and facts.normalize_advantages:
-            yield 'it whitens advantages itself; turn normalize_advantages off, or set normalize="none".'
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Raw advantages, shaped like the mask, in the precision of the values. Scope: trajectory."""

@@ -17,10 +17,13 @@ from rlobjectives import (
     MissingColumnError,
     NonFiniteError,
     Objective,
+    OptimalTokenBaseline,
     PaddedLayout,
+    ReMax,
     Rollouts,
     ShapeError,
     TDLambda,
+    TeacherSignal,
     TrainerFacts,
     VTrace,
 )
@@ -449,11 +452,12 @@ class TestNormalisation:
         assert final(GAE(normalize="window"), rollouts_of([[1]], [0.7], values=[[0.2]])).tolist() == [[0.0]]
         assert final(GAE(normalize="window"), rollouts_of([[0]], [0.0], values=[[0.2]])).tolist() == [[0.0]]
 
-    def test_twice_is_reported(self):
-        objective = Objective(estimator=GAE(normalize="window"))
+    @pytest.mark.parametrize("kind", [GAE, TDLambda, VTrace, ReMax, OptimalTokenBaseline, TeacherSignal])
+    def test_twice_is_reported(self, kind):
+        facts = TrainerFacts(has_critic=True, normalize_advantages=True)
         with pytest.raises(CapabilityError, match="whitens advantages itself"):
-            objective.check(TrainerFacts(has_critic=True, normalize_advantages=True))
-        Objective(estimator=GAE()).check(TrainerFacts(has_critic=True, normalize_advantages=True))
+            Objective(estimator=kind(normalize="window")).check(facts)
+        Objective(estimator=kind()).check(facts)
 
 
 @pytest.mark.parametrize(
