@@ -175,7 +175,7 @@ class Combined(Estimator):
             CapabilityError: If an estimator's numbers would be lost with a sequence that has no position here.
         """
         for part in self.estimators:
-            if self.token_level and not part.token_level and layout.num_sequences:
+            if self.token_level and not part.token_level:
                 _check_positions(part, layout)
         return {
             f"{position}/{name}": stat
@@ -225,7 +225,7 @@ def several_value_targets(estimator: Estimator) -> str:
 
 def _check_positions(part: Estimator, layout: TokenLayout) -> None:
     # A sequence's numbers travel on its tokens, so one without any position would not be counted.
-    if layout.shortest == 0 and part.declared_statistics():
+    if layout.num_sequences and layout.shortest == 0 and part.declared_statistics():
         raise CapabilityError(
             f"Combined spreads the numbers of {type(part).__name__} over tokens, but some sequence has no "
             "position at all, so the window would miss it. Give each at least one (masked) position."
