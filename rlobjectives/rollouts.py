@@ -80,7 +80,8 @@ class Rollouts:
         layout: Token layout of the same ``n`` sequences. Needed by estimators that look at tokens.
         reward_names: Names of the ``r`` rewards; ``reward_0 …`` by default.
         scored: Bool ``[n, r]``, False where a reward is missing. A missing cell leaves that reward's
-            statistics and adds nothing; whatever it holds is ignored. None: every cell is scored.
+            statistics and adds nothing; whatever it holds is ignored. None: every cell is scored. Dummies, which the
+            layout's ``sequence_mask`` leaves out, are never scored: whose prompt they repeat is no matter.
         values: Critic values of each token, shaped like the layout's mask (as every token column).
         token_rewards: Rewards given at tokens, on top of `rewards`.
         old_logprobs: Log-probability of each token, in nats, under the policy before any update.
@@ -158,6 +159,9 @@ class Rollouts:
         check_shape("scored", scored, (count, width), "one flag a reward cell")
         if scored.dtype is not torch.bool:
             raise ShapeError(f"scored has dtype {scored.dtype}; expected torch.bool.")
+        if self.layout is not None and "sequence_mask" in self.layout.facts:
+            self._check_count(count)
+            scored = scored & self.genuine.unsqueeze(1)
         self._set("scored", scored)
         names = self.reward_names or tuple(f"reward_{column}" for column in range(width))
         if len(names) != width or len(set(names)) != width:
@@ -189,12 +193,15 @@ class Rollouts:
             )
         self._set("rewards", torch.where(self.scored, self.rewards, 0.0))
 
-    def _check_tokens(self, count: int) -> None:
+    def _check_count(self, count: int) -> None:
         if self.layout is not None and self.layout.num_sequences != count:
             raise ShapeError(
                 f"layout has {self.layout.num_sequences} sequences; rewards has {count} rows. "
                 "Both describe the same sequences, in the same order."
             )
+
+    def _check_tokens(self, count: int) -> None:
+        self._check_count(count)
         if self.layout is not None:
             lost = (self.rewards != 0).any(1) & (self.layout.local_counts() == 0)
             self._set("uncredited", bool(lost.any()))
