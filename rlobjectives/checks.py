@@ -52,12 +52,12 @@ def check_shape(name: str, value: Tensor, expected: tuple[int, ...], why: str) -
         )
 
 
-def check_mask(name: str, value: Tensor) -> None:
-    """Raise unless ``value`` is a boolean tensor (an integer mask is refused, not guessed)."""
+def check_mask(name: str, value: Tensor, *, meaning: str = "the token counts") -> None:
+    """Raise unless ``value`` is a boolean tensor, True where ``meaning`` (an integer mask is refused, not guessed)."""
     check_tensor(name, value)
     if value.dtype is not torch.bool:
         raise ShapeError(
-            f"{name} has dtype {value.dtype}; expected torch.bool, True where the token counts. "
+            f"{name} has dtype {value.dtype}; expected torch.bool, True where {meaning}. "
             f"Convert it with `{name.rsplit('.', 1)[-1]}.bool()`."
         )
 
@@ -69,14 +69,11 @@ def check_floating(name: str, value: Tensor) -> None:
         raise ShapeError(f"{name} has dtype {value.dtype}; expected a floating-point dtype.")
 
 
-def check_integral(name: str, value: Tensor) -> None:
-    """Raise unless ``value`` holds integers; strings are to be numbered by the caller."""
+def check_integral(name: str, value: Tensor, *, meaning: str = "such as torch.int64") -> None:
+    """Raise unless ``value`` holds integers, ``meaning`` says which; strings are to be numbered by the caller."""
     check_tensor(name, value)
     if value.is_floating_point() or value.is_complex() or value.dtype is torch.bool:
-        raise ShapeError(
-            f"{name} has dtype {value.dtype}; expected integers, one id a prompt. "
-            "Number your prompt keys once per rollout (the same prompt twice gets two ids)."
-        )
+        raise ShapeError(f"{name} has dtype {value.dtype}; expected integers, {meaning}.")
 
 
 def nonfinite_count(value: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -173,7 +170,9 @@ def _as_number(value: object) -> str:
 
 
 def check_numbers(name: str, values: Sequence[object] | None, *, low: float = -math.inf) -> None:
-    """Raise unless each of ``values``, if there are any, is a finite real number of at least ``low``."""
+    """Raise unless ``values`` is None or a sequence of finite real numbers of at least ``low``."""
+    if values is not None and (isinstance(values, str) or not isinstance(values, Sequence)):
+        raise CapabilityError(f"{name} is {values!r}; expected a list of numbers, or None.")
     for position, value in enumerate(values or ()):
         check_number(f"{name}[{position}]", value, low=low)
 

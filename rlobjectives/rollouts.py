@@ -23,6 +23,9 @@ from rlobjectives.layouts.base import check_layout
 __all__ = ["Groups", "Rollouts"]
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
+_ONE_A_PROMPT = (
+    "one id a prompt: number your prompt keys once per rollout (the same prompt twice gets two ids)"
+)
 _TOKEN_COLUMNS = (
     "values",
     "token_rewards",
@@ -51,9 +54,9 @@ class Groups:
     smallest: int
 
     @classmethod
-    def of(cls, group_ids: Tensor, name: str = "group_ids") -> Groups:
-        """Number the groups of integer ids ``[n]``."""
-        check_integral(name, group_ids)
+    def of(cls, group_ids: Tensor, name: str = "group_ids", *, meaning: str = _ONE_A_PROMPT) -> Groups:
+        """Number the groups of integer ids ``[n]``; ``meaning`` is for the message where they are something else."""
+        check_integral(name, group_ids, meaning=meaning)
         ids, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
         return cls(ids, index, sizes, int(sizes.min()) if sizes.numel() else 0)
 
@@ -77,7 +80,8 @@ class Rollouts:
         layout: Token layout of the same ``n`` sequences. Needed by estimators that look at tokens.
         reward_names: Names of the ``r`` rewards; ``reward_0 …`` by default.
         scored: Bool ``[n, r]``, False where a reward is missing. A missing cell leaves that reward's
-            statistics and adds nothing; whatever it holds is ignored. None: every cell is scored.
+            statistics and adds nothing; whatever it holds is ignored. None: every cell is scored. Dummies, which the
+            layout's ``sequence_mask`` leaves out, are never scored: whose prompt they repeat is no matter.
         values: Critic values of each token, shaped like the layout's mask (as every token column).
         token_rewards: Rewards given at tokens, on top of `rewards`.
         old_logprobs: Log-probability of each token, in nats, under the policy before any update.
@@ -155,6 +159,9 @@ class Rollouts:
         check_shape("scored", scored, (count, width), "one flag a reward cell")
         if scored.dtype is not torch.bool:
             raise ShapeError(f"scored has dtype {scored.dtype}; expected torch.bool.")
+        if self.layout is not None and "sequence_mask" in self.layout.facts:
+            self._check_count(count)
+            scored = scored & self.genuine.unsqueeze(1)
         self._set("scored", scored)
         names = self.reward_names or tuple(f"reward_{column}" for column in range(width))
         if len(names) != width or len(set(names)) != width:
@@ -186,12 +193,15 @@ class Rollouts:
             )
         self._set("rewards", torch.where(self.scored, self.rewards, 0.0))
 
-    def _check_tokens(self, count: int) -> None:
+    def _check_count(self, count: int) -> None:
         if self.layout is not None and self.layout.num_sequences != count:
             raise ShapeError(
                 f"layout has {self.layout.num_sequences} sequences; rewards has {count} rows. "
                 "Both describe the same sequences, in the same order."
             )
+
+    def _check_tokens(self, count: int) -> None:
+        self._check_count(count)
         if self.layout is not None:
             lost = (self.rewards != 0).any(1) & (self.layout.local_counts() == 0)
             self._set("uncredited", bool(lost.any()))
@@ -209,9 +219,9 @@ class Rollouts:
     def _check_sequences(self, count: int) -> None:
         if self.session_ids is not None:
             check_shape("session_ids", self.session_ids, (count,), "one session id a sequence")
-            self._set("sessions", Groups.of(self.session_ids, "session_ids"))
+            self._set("sessions", Groups.of(self.session_ids, "session_ids", meaning="one id a session"))
         if self.truncated is not None:
-            check_mask("truncated", self.truncated)
+            check_mask("truncated", self.truncated, meaning="the sequence was cut off")
             check_shape("truncated", self.truncated, (count,), "one flag a sequence")
         self._set("unbootstrapped", self._cut_without_value())
         if self.bootstrap_values is not None:

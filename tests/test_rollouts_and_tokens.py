@@ -46,7 +46,7 @@ def test_unscored_cells_hold_nothing_whatever_they_held() -> None:
     ("columns", "error", "message"),
     [
         ({"rewards": torch.ones(2, 1, 1)}, ShapeError, "rewards has shape"),
-        ({"group_ids": torch.tensor([1.0, 2.0])}, ShapeError, "expected integers"),
+        ({"group_ids": torch.tensor([1.0, 2.0])}, ShapeError, "expected integers, one id a prompt"),
         ({"group_ids": torch.tensor([1])}, ShapeError, "one prompt id a sequence"),
         ({"scored": torch.ones(2, 2, dtype=torch.bool)}, ShapeError, "one flag a reward cell"),
         ({"scored": torch.ones(2)}, ShapeError, r"torch\.bool"),
@@ -59,7 +59,8 @@ def test_unscored_cells_hold_nothing_whatever_they_held() -> None:
             NonFiniteError,
             "3 non-finite values among 3",
         ),
-        ({"session_ids": torch.tensor([1.0, 2.0])}, ShapeError, "session_ids"),
+        ({"session_ids": torch.tensor([1.0, 2.0])}, ShapeError, "session_ids.*integers, one id a session"),
+        ({"truncated": torch.tensor([1, 0])}, ShapeError, "truncated.*True where the sequence was cut off"),
     ],
 )
 def test_bad_rollouts_are_refused(columns: dict, error: type[Exception], message: str) -> None:

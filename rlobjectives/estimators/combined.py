@@ -56,6 +56,10 @@ class Combined(Estimator):
     weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.estimators, Iterable):
+            raise CapabilityError(
+                f"estimators is {self.estimators!r}; expected several, as in Combined(estimators=(GRPO(), …))."
+            )
         parts: tuple[object, ...] = tuple(self.estimators)
         object.__setattr__(self, "estimators", parts)
         for part in parts:
@@ -65,11 +69,11 @@ class Combined(Estimator):
                 )
         if not self.estimators:
             raise CapabilityError("Combined has no estimators. Give at least one.")
+        check_numbers("weights", self.weights)
         if self.weights is not None and len(self.weights) != len(self.estimators):
             raise CapabilityError(
                 f"Combined has {len(self.weights)} weights for {len(self.estimators)} estimators. Give one each."
             )
-        check_numbers("weights", self.weights)
 
     @property
     def token_level(self) -> bool:  # type: ignore[override]  # depends on what is combined
@@ -171,7 +175,7 @@ class Combined(Estimator):
             CapabilityError: If an estimator's numbers would be lost with a sequence that has no position here.
         """
         for part in self.estimators:
-            if self.token_level and not part.token_level and layout.num_sequences:
+            if self.token_level and not part.token_level:
                 _check_positions(part, layout)
         return {
             f"{position}/{name}": stat
@@ -221,7 +225,7 @@ def several_value_targets(estimator: Estimator) -> str:
 
 def _check_positions(part: Estimator, layout: TokenLayout) -> None:
     # A sequence's numbers travel on its tokens, so one without any position would not be counted.
-    if layout.shortest == 0 and part.declared_statistics():
+    if layout.num_sequences and layout.shortest == 0 and part.declared_statistics():
         raise CapabilityError(
             f"Combined spreads the numbers of {type(part).__name__} over tokens, but some sequence has no "
             "position at all, so the window would miss it. Give each at least one (masked) position."

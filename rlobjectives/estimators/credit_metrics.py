@@ -208,8 +208,8 @@ def length_metrics(
 
     Args:
         rollouts: Sequences with a layout.
-        correct: Bool ``[n]``; by default, whether the first reward is positive. Sequences that it did not score are
-            left out of the split.
+        correct: Bool ``[n]``; by default, whether the first reward is positive. Sequences that the first reward did not
+            score are left out of the split, whatever this says of them.
         lengths: Response tokens ``[n]``; by default, those the mask counts, which leaves out what it drops.
 
     Returns:
@@ -232,7 +232,7 @@ def length_metrics(
     judged = counted & rollouts.scored[:, 0]
     if correct is None:
         correct = rollouts.rewards[:, 0] > 0
-    check_mask("correct", correct)
+    check_mask("correct", correct, meaning="the response is right")
     check_shape("correct", correct, (rollouts.num_sequences,), "one flag a sequence")
     return {
         "response/length_": Moments.of(lengths, counted),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from rlobjectives.capabilities import Capabilities, TrainerFacts
+from rlobjectives.capabilities import Capabilities
 from rlobjectives.checks import check_choice, check_number, check_numbers
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import OBSERVATIONS, Credit, lambda_returns
@@ -37,10 +36,14 @@ def adaptive_trace_decay(counts: Tensor, alpha: float) -> Tensor:
     Returns:
         Float64 ``[n]``.
 
+    Raises:
+        CapabilityError: Unless α > 0.
+
     Example:
         >>> adaptive_trace_decay(torch.tensor([10, 100]), 0.05)
         tensor([0.0000, 0.8000], dtype=torch.float64)
     """
+    check_number("alpha", alpha, low=0.0, open_low=True)
     return (1.0 - 1.0 / (alpha * counts.double().clamp_min(1.0))).clamp(0.0, 1.0)
 
 
@@ -123,9 +126,10 @@ class GAE(Normalized):
 
     def __post_init__(self) -> None:
         Normalized.__post_init__(self)
-        for name in ("discount", "trace_decay", "value_trace_decay"):
-            if (value := getattr(self, name)) is not None:
-                check_number(name, value, low=0.0, high=1.0)
+        check_number("discount", self.discount, low=0.0, high=1.0)
+        check_number("trace_decay", self.trace_decay, low=0.0, high=1.0)
+        if self.value_trace_decay is not None:
+            check_number("value_trace_decay", self.value_trace_decay, low=0.0, high=1.0)
         if self.adaptive_alpha is not None:
             check_number("adaptive_alpha", self.adaptive_alpha, low=0.0, open_low=True)
         check_choice("reward_scope", self.reward_scope, ("segment", "session", "session_replicated"))
@@ -137,11 +141,6 @@ class GAE(Normalized):
     def required(self) -> Capabilities:
         """A critic; a reference policy too when the rewards are KL-shaped."""
         return self.capabilities.merge(Capabilities(needs_ref_logprobs=self.kl_coef > 0.0))
-
-    def violations(self, facts: TrainerFacts) -> Iterable[str]:
-        """Normalisation done twice."""
-        if self.normalize != "none" and facts.normalize_advantages:
-            yield 'it whitens advantages itself; turn normalize_advantages off, or set normalize="none".'
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Raw advantages, shaped like the mask, in the precision of the values. Scope: trajectory."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_choice, check_number
+from rlobjectives.checks import check_choice, check_number, check_numbers
 from rlobjectives.component import WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
@@ -104,6 +104,8 @@ class GDPO(Estimator):
         check_choice("whiten_unit", self.whiten_unit, ("sample", "token", "none"))
         check_choice("whiten_mode", self.whiten_mode, WHITEN_MODES)
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
+        if not isinstance(self.weights, dict):
+            check_numbers("weights", self.weights)
         if self.weights is not None:
             values = tuple(self.weights.values() if isinstance(self.weights, dict) else self.weights)
             self._check_count(len(values), "weights")

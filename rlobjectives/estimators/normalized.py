@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from rlobjectives.capabilities import TrainerFacts
 from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import WindowContext
 from rlobjectives.errors import CapabilityError
@@ -46,6 +48,15 @@ class Normalized(Estimator):
         check_number("epsilon", self.epsilon, low=0.0)
         if self.ddof not in (0, 1):
             raise CapabilityError(f"ddof is {self.ddof!r}; expected 1 (sample) or 0 (population).")
+
+    def violations(self, facts: TrainerFacts) -> Iterable[str]:
+        """Normalisation done twice."""
+        if (
+            self.normalize != "none"
+            and facts.normalize_advantages
+            and not self.required().forbids_normalize_advantages
+        ):
+            yield 'it whitens advantages itself; turn normalize_advantages off, or set normalize="none".'
 
     def declared_statistics(self) -> dict[str, type[Stat]]:
         """Moments and range of the advantages over tokens, when they are normalised."""

@@ -31,10 +31,14 @@ def pass_at_k(count: Tensor, correct: Tensor, k: int) -> Tensor:
         correct: c, the same shape.
         k: At least 1.
 
+    Raises:
+        CapabilityError: If k is no positive integer.
+
     Example:
         >>> pass_at_k(torch.tensor([4.0]), torch.tensor([1.0]), 2)
         tensor([0.5000])
     """
+    check_positive_int("k", k)
     return 1.0 - _choose_ratio(count - correct, count, k)
 
 

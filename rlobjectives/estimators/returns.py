@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlobjectives.checks import check_choice, check_number, check_shape
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.layouts.base import check_layout
 
 __all__ = ["OBSERVATIONS", "Credit", "lambda_returns", "plain_columns"]
 
@@ -79,7 +80,7 @@ def lambda_returns(
 
     Raises:
         CapabilityError: If an option is out of range.
-        ShapeError: If a column has another shape.
+        ShapeError: If a column has another shape, or the layout is none.
 
     Example:
         >>> from rlobjectives import PaddedLayout
@@ -90,6 +91,7 @@ def lambda_returns(
         >>> credit.advantages
         tensor([[0.9000, 0.0000, 0.7000]])
     """
+    check_layout(layout)
     check_number("discount", discount, low=0.0, high=1.0)
     check_choice("observations", observations, OBSERVATIONS)
     if isinstance(trace_decay, Tensor):

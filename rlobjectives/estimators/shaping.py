@@ -7,7 +7,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_choice, check_finite, check_number, check_positive_int, refuse_rows
+from rlobjectives.checks import (
+    check_choice,
+    check_finite,
+    check_number,
+    check_positive_int,
+    check_tensor,
+    refuse_rows,
+)
 from rlobjectives.errors import CapabilityError, ShapeError
 from rlobjectives.estimators.grpo import combined_reward
 from rlobjectives.losses.kl import kl_estimate
@@ -140,7 +147,8 @@ def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_tokens: int) ->
         raise CapabilityError(
             f"buffer_tokens is {buffer_tokens}; expected at most max_tokens ({max_tokens})."
         )
-    if lengths.dim() != 1 or lengths.dtype is torch.bool:
+    check_tensor("lengths", lengths)
+    if lengths.dim() != 1 or lengths.dtype is torch.bool or lengths.is_complex():
         raise ShapeError(
             f"lengths has shape {list(lengths.shape)} and dtype {lengths.dtype}; expected [n] counts."
         )

@@ -15,6 +15,7 @@ from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import Credit, plain_columns
 from rlobjectives.estimators.shaping import sequence_rewards
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.layouts.base import check_layout
 from rlobjectives.layouts.scan import Piece
 from rlobjectives.rollouts import Rollouts
 
@@ -61,7 +62,7 @@ def vtrace_returns(
 
     Raises:
         CapabilityError: If an option is out of range.
-        ShapeError: If a column has another shape.
+        ShapeError: If a column has another shape, or the layout is none.
 
     Example:
         >>> from rlobjectives import PaddedLayout
@@ -70,6 +71,7 @@ def vtrace_returns(
         >>> vtrace_returns(layout, 0.5 * ones, 0.0 * ones, final_rewards=torch.tensor([1.0])).advantages
         tensor([[0.5000, 0.5000]])
     """
+    check_layout(layout)
     check_number("discount", discount, low=0.0, high=1.0)
     check_number("trace_decay", trace_decay, low=0.0, high=1.0)
     bounds = {"rho_clip": rho_clip, "trace_clip": trace_clip, "policy_rho_clip": policy_rho_clip}

@@ -9,7 +9,7 @@ from bisect import insort
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_finite, check_positive_int
+from rlobjectives.checks import check_finite, check_number, check_positive_int, check_tensor
 from rlobjectives.errors import CapabilityError, ShapeError
 
 __all__ = ["balance", "spread"]
@@ -41,8 +41,8 @@ def balance(
         Part of each item, int64 ``[n]`` on the CPU.
 
     Raises:
-        CapabilityError: If the parts cannot hold the items under the capacity, ``n`` is no multiple, or both kinds of
-            limits are given.
+        CapabilityError: If the parts cannot hold the items under the capacity (or it is no number), ``n`` is no
+            multiple, or both kinds of limits are given.
 
     Source:
         Graham 1969: the largest part is at most 4/3 of the optimum, before any exchange. verl uses
@@ -54,6 +54,8 @@ def balance(
         [0, 1, 1, 0]
     """
     costs = _check_costs(costs, parts)
+    if capacity is not None:
+        check_number("capacity", capacity, low=0.0)
     if equal_counts and capacity is not None:
         raise CapabilityError(
             f"balance got equal_counts=True and capacity={capacity:g}, but parts of equal counts may weigh more. Leave "
@@ -86,6 +88,7 @@ def spread(costs: Tensor, parts: int, capacity: float) -> Tensor:
 
 def _check_costs(costs: Tensor, parts: int) -> Tensor:
     check_positive_int("parts", parts)
+    check_tensor("costs", costs)
     if costs.dim() != 1:
         raise ShapeError(f"costs has shape {list(costs.shape)}; expected [n], one load an item.")
     costs = costs.detach().to("cpu", torch.float64)

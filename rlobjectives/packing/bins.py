@@ -22,7 +22,7 @@ def check_lengths(lengths: Tensor, capacity: int) -> Tensor:
         CapabilityError: If a sequence is negative or longer than the capacity, naming it.
     """
     check_positive_int("capacity", capacity)
-    check_integral("lengths", lengths)
+    check_integral("lengths", lengths, meaning="the tokens of each sequence")
     if lengths.dim() != 1:
         raise ShapeError(f"lengths has shape {list(lengths.shape)}; expected [n], one length a sequence.")
     lengths = lengths.detach().to("cpu", torch.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlobjectives.checks import check_integral, check_tensor
 from rlobjectives.errors import ShapeError
 from rlobjectives.layouts import PackedLayout, PaddedLayout
 
@@ -17,10 +18,11 @@ class Packing:
     Args:
         attention_mask: Bool or 0/1 ``[b, t]``: the tokens that exist, wherever the padding is (left, right or
             both). Not the loss mask.
-        rows: Which rows to pack, in this order; all by default.
+        rows: Positions of the rows to pack, in this order, each once; all by default.
 
     Raises:
-        ShapeError: If the mask is no matrix, or a row has padding between its tokens.
+        ShapeError: If the mask is no matrix, a row has padding between its tokens, or ``rows`` are not different
+            positions of rows.
 
     Example:
         >>> packing = Packing(torch.tensor([[1, 1, 0], [1, 1, 1]]))
@@ -32,6 +34,7 @@ class Packing:
     """
 
     def __init__(self, attention_mask: Tensor, rows: Tensor | tuple[int, ...] | None = None) -> None:
+        check_tensor("attention_mask", attention_mask)
         if attention_mask.dim() != 2:
             raise ShapeError(f"attention_mask has shape {list(attention_mask.shape)}; expected [b, t].")
         exists = attention_mask.bool()
@@ -42,9 +45,8 @@ class Packing:
                 f"attention_mask has padding between tokens in {int((starts > 2).sum())} rows; a sequence must be "
                 "one stretch. (Tokens without loss belong into the loss mask, not here.)"
             )
-        every = torch.arange(exists.shape[0], device=exists.device)
         self.shape = tuple(exists.shape)
-        self.rows = every if rows is None else torch.as_tensor(rows, device=exists.device, dtype=torch.long)
+        self.rows = _positions(rows, exists)
         chosen = exists[self.rows]
         row, column = chosen.nonzero(as_tuple=True)
         lengths = chosen.sum(1)
@@ -56,6 +58,7 @@ class Packing:
 
     def pack(self, column: Tensor) -> Tensor:
         """The real tokens of a column ``[b, t, …]``, end to end: ``[l, …]``. Differentiable."""
+        check_tensor("column", column)
         if tuple(column.shape[:2]) != self.shape:
             raise ShapeError(
                 f"column has shape {list(column.shape)}; expected {[*self.shape]} first, as attention_mask."
@@ -82,3 +85,22 @@ class Packing:
             raise ShapeError("The loss mask counts tokens where attention_mask has padding. Clear it there.")
         facts = {name: fact[self.rows] for name, fact in padded.facts.items()}
         return PackedLayout(self.cu_seqlens, mask, **facts)
+
+
+def _positions(rows: Tensor | tuple[int, ...] | None, exists: Tensor) -> Tensor:
+    """Positions of rows, each of them once: of one packed twice, `unpack` would have to drop a copy."""
+    count = exists.shape[0]
+    if rows is None:
+        return torch.arange(count, device=exists.device)
+    chosen = torch.as_tensor(rows, device=exists.device)
+    if chosen.numel():
+        check_integral(
+            "rows", chosen, meaning="the positions of rows (of flags, `flags.nonzero().flatten()`)"
+        )
+    chosen = chosen.long()
+    found = chosen.tolist()
+    if chosen.dim() != 1 or len(set(found)) != len(found) or not set(found) <= set(range(count)):
+        raise ShapeError(
+            f"rows is {found}; expected different positions from 0 to {count - 1} in one dimension."
+        )
+    return chosen

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_positive_int
+from rlobjectives.checks import check_positive_int, check_seed
 from rlobjectives.errors import CapabilityError
 from rlobjectives.packing.balance import balance, spread
 from rlobjectives.packing.bins import check_lengths, fill_bins
@@ -79,6 +79,7 @@ def schedule(
     """
     check_positive_int("ranks", ranks)
     check_positive_int("steps", steps)
+    check_seed(seed)
     lengths = check_lengths(lengths, capacity)
     cells = steps * ranks
     dice = None if seed is None else torch.Generator().manual_seed(seed)

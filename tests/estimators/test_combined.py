@@ -178,10 +178,28 @@ class TestCombined:
             Combined(estimators=(GDPO(), TeacherSignal())).estimate(data)
         Combined(estimators=(GRPO(weights=(1.0, 0.0)), TeacherSignal())).estimate(data)
 
+    @pytest.mark.parametrize(
+        "layout",
+        [
+            PackedLayout(torch.tensor([0]), torch.zeros(0, dtype=torch.bool)),
+            PaddedLayout(torch.zeros(0, 0, dtype=torch.bool)),
+        ],
+        ids=repr,
+    )
+    def test_an_idle_rank_misses_nothing(self, layout):
+        empty, none = torch.zeros(layout.shape), torch.zeros(0, dtype=torch.int64)
+        data = Rollouts(rewards=torch.zeros(0, 2), group_ids=none, layout=layout, old_logprobs=empty,
+                        teacher_logprobs=empty)  # fmt: skip
+        objective = Objective(estimator=Combined(estimators=(GDPO(), TeacherSignal())))
+        estimate = objective.estimator.estimate(data)
+        assert objective.freeze([(estimate, layout)]).advantages(estimate, layout).shape == layout.shape
+
     def test_bad_options_are_refused(self):
         for options in (
             {},
             {"estimators": (GRPO,)},
+            {"estimators": GRPO()},
+            {"estimators": (GRPO(),), "weights": 1.0},
             {"estimators": (Combined(estimators=(GRPO(),)),)},
             {"estimators": (GRPO(),), "weights": (1.0, 2.0)},
             {"estimators": (GRPO(),), "weights": (math.nan,)},

@@ -17,10 +17,13 @@ from rlobjectives import (
     MissingColumnError,
     NonFiniteError,
     Objective,
+    OptimalTokenBaseline,
     PaddedLayout,
+    ReMax,
     Rollouts,
     ShapeError,
     TDLambda,
+    TeacherSignal,
     TrainerFacts,
     VTrace,
 )
@@ -449,11 +452,12 @@ class TestNormalisation:
         assert final(GAE(normalize="window"), rollouts_of([[1]], [0.7], values=[[0.2]])).tolist() == [[0.0]]
         assert final(GAE(normalize="window"), rollouts_of([[0]], [0.0], values=[[0.2]])).tolist() == [[0.0]]
 
-    def test_twice_is_reported(self):
-        objective = Objective(estimator=GAE(normalize="window"))
+    @pytest.mark.parametrize("kind", [GAE, TDLambda, VTrace, ReMax, OptimalTokenBaseline, TeacherSignal])
+    def test_twice_is_reported(self, kind):
+        facts = TrainerFacts(has_critic=True, normalize_advantages=True)
         with pytest.raises(CapabilityError, match="whitens advantages itself"):
-            objective.check(TrainerFacts(has_critic=True, normalize_advantages=True))
-        Objective(estimator=GAE()).check(TrainerFacts(has_critic=True, normalize_advantages=True))
+            Objective(estimator=kind(normalize="window")).check(facts)
+        Objective(estimator=kind()).check(facts)
 
 
 @pytest.mark.parametrize(
@@ -475,6 +479,10 @@ class TestNormalisation:
         {"on_lost_reward": "warn"},
         {"weights": (float("nan"),)},
         {"discount": True},
+        {"discount": None},
+        {"trace_decay": None},
+        {"weights": 1.0},
+        {"weights": "12"},
     ],
 )
 def test_bad_options_are_refused(options):
@@ -538,4 +546,8 @@ def test_shapes_are_checked_by_the_function():
         lambda_returns(layout, final_rewards=torch.zeros(2))
     with pytest.raises(CapabilityError, match="discount"):
         lambda_returns(layout, discount=2.0)
+    with pytest.raises(ShapeError, match="layout is Tensor"):
+        lambda_returns(layout.mask)
+    with pytest.raises(CapabilityError, match="alpha"):
+        adaptive_trace_decay(torch.tensor([4]), 0.0)
     close(lambda_returns(layout, token_rewards=column([[1.0, 2.0]])).returns, [[3.0, 2.0]])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlobjectives import (
+    GDPO,
     GPG,
     GRPO,
     OPO,
@@ -124,6 +125,8 @@ class TestPassAtK:
         found = PassAtK(k=2).estimate(group_of([1.0, 0.0, 0.0, 0.0]))
         close(found, [1.0, -1 / 3, -1 / 3, -1 / 3], 1e-12)
         close(pass_at_k(torch.tensor(4.0), torch.tensor(1.0), 2), 0.5, 1e-6)
+        with pytest.raises(CapabilityError, match="k is 0"):
+            pass_at_k(torch.tensor(4.0), torch.tensor(1.0), 0)
 
     def test_with_an_epsilon_as_published(self):
         found = PassAtK(k=2, epsilon=1e-6).estimate(group_of([1.0, 0.0, 0.0, 0.0]))
@@ -291,8 +294,9 @@ class TestOverlongPenalty:
                 overlong_penalty(torch.tensor([1]), **options)
         with pytest.raises(ShapeError):
             overlong_penalty(torch.tensor([[1]]), max_tokens=5, buffer_tokens=2)
-        with pytest.raises(ShapeError):
-            overlong_penalty(torch.tensor([True]), max_tokens=5, buffer_tokens=2)
+        for lengths in (torch.tensor([True]), torch.tensor([1j]), [1]):
+            with pytest.raises(ShapeError, match="lengths"):
+                overlong_penalty(lengths, max_tokens=5, buffer_tokens=2)
         for length in (math.nan, math.inf, -math.inf):
             with pytest.raises(NonFiniteError, match="lengths has 1 non-finite"):
                 overlong_penalty(torch.tensor([3.0, length]), max_tokens=5, buffer_tokens=2)
@@ -353,6 +357,8 @@ def test_bad_common_options_are_refused(kind):
         (BatchBaseline, {"ddof": 2}),
         (BatchBaseline, {"epsilon": -1.0}),
         (BatchBaseline, {"weights": (math.nan,)}),
+        (BatchBaseline, {"weights": 2.0}),
+        (GDPO, {"weights": 2.0}),
     ],
 )
 def test_bad_options_are_refused(kind, options):

@@ -238,6 +238,8 @@ def test_v_trace_checks_shapes_and_gives_no_gradient():
     for wrong in (torch.ones(1), torch.ones(3)):
         with pytest.raises(ShapeError, match="final_rewards has shape"):
             vtrace_returns(layout, ones, ones, final_rewards=wrong)
+    with pytest.raises(ShapeError, match="layout is Tensor"):
+        vtrace_returns(layout.mask, ones, ones)
     last = torch.ones(2, requires_grad=True)
     credit = vtrace_returns(layout, ones, ones, token_rewards=ones, final_rewards=last)
     assert not credit.advantages.requires_grad

@@ -61,7 +61,7 @@ def test_lengths_must_lie_in_one_dimension(plan, shape):
 
 @pytest.mark.parametrize("bad", [torch.tensor([1.5]), torch.tensor([True])])
 def test_lengths_must_be_integers(bad):
-    with pytest.raises(ShapeError, match="expected integers"):
+    with pytest.raises(ShapeError, match="expected integers, the tokens of each sequence"):
         fill_bins(bad, 8)
 
 
@@ -166,6 +166,17 @@ def test_balance_refuses_what_cannot_be():
         balance(torch.tensor([float("nan")]), 2)
     with pytest.raises(CapabilityError, match="negative"):
         balance(torch.tensor([-1.0]), 2)
+    with pytest.raises(ShapeError, match="costs is list"):
+        balance([1.0], 2)
+    for capacity in (float("nan"), "9", -1.0):
+        with pytest.raises(CapabilityError, match="capacity is"):
+            balance(torch.ones(1), 2, capacity=capacity)
+
+
+@pytest.mark.parametrize("seed", ["7", True, 1.5])
+def test_a_seed_is_an_integer(seed):
+    with pytest.raises(CapabilityError, match="seed is"):
+        schedule(torch.tensor([1]), capacity=2, seed=seed)
 
 
 PLANS = st.tuples(

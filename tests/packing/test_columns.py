@@ -49,7 +49,26 @@ def test_a_gradient_returns_to_its_own_token():
     assert column.grad.tolist() == [[0] * 5, [1, 2, 0, 0, 0], [0] * 5, [3, 4, 5, 6, 7]]
 
 
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (torch.tensor([True, False, False, True]), r"rows has dtype torch.bool; expected integers"),
+        (torch.tensor([0.0, 1.0]), r"rows has dtype torch.float32; expected integers"),
+        ((1, 1), r"rows is \[1, 1\]; expected different positions from 0 to 3"),
+        ((4,), r"rows is \[4\]; expected different positions from 0 to 3"),
+        ((-1,), r"rows is \[-1\]; expected different positions from 0 to 3"),
+        (torch.zeros(1, 1, dtype=torch.int64), "in one dimension"),
+    ],
+    ids=str,
+)
+def test_rows_are_different_positions(rows, message):
+    with pytest.raises(ShapeError, match=message):
+        Packing(LEFT_AND_RIGHT, rows)
+
+
 def test_bad_masks_are_refused():
+    with pytest.raises(ShapeError, match="attention_mask is list"):
+        Packing([[1, 1]])
     with pytest.raises(ShapeError, match="padding between tokens in 1 rows"):
         Packing(torch.tensor([[1, 0, 1]]))
     with pytest.raises(ShapeError, match=r"expected \[b, t\]"):
@@ -150,6 +169,22 @@ def test_a_model_that_leaks_is_refused():
         return inner(**inputs)
 
     model.forward = ignoring_positions
+    with pytest.raises(CapabilityError, match="lets packed sequences see each other"):
+        check_packing(model)
+
+
+@pytest.mark.parametrize("share", [0.3, 1e-4])
+def test_a_leak_far_below_the_size_of_logits_is_refused(share):
+    from rlobjectives.integrations.transformers.packed import check_packing
+
+    model = tiny_llama("sdpa").float()
+    embedding = model.get_input_embeddings()
+
+    def mixed(module, inputs, output):  # a convolution over two tokens that knows of no boundary
+        return output + share * torch.nn.functional.pad(output[:, :-1], (0, 0, 1, 0))
+
+    check_packing(model)
+    embedding.register_forward_hook(mixed)
     with pytest.raises(CapabilityError, match="lets packed sequences see each other"):
         check_packing(model)
 

@@ -81,6 +81,16 @@ def aligned_values(head: nn.Module, hidden: Tensor, attention: Tensor) -> Tensor
     return torch.where((attention > 0) & (before > 0), values, 0.0)
 
 
+def _width(backbone: Any) -> int:
+    """Width of a model's last hidden states."""
+    output = backbone.get_output_embeddings() if hasattr(backbone, "get_output_embeddings") else None
+    if isinstance(output, nn.Linear):
+        return output.in_features
+    config = backbone.config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return int(text.hidden_size)
+
+
 class CausalLMWithValue(nn.Module):
     """Values of every token of a sequence, aligned like log-probabilities.
 
@@ -90,7 +100,8 @@ class CausalLMWithValue(nn.Module):
     Args:
         backbone: A Hugging Face causal language model; its own copy (see `copy_of`), or the policy's, whose layers are
             then shared.
-        hidden_size: Width of the hidden states; by default ``backbone.config.hidden_size``.
+        hidden_size: Width of the last hidden states; by default that of what the output layer reads (OPT-350m projects
+            its hidden states before that), or ``backbone.config.hidden_size`` where there is none.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -103,10 +114,8 @@ class CausalLMWithValue(nn.Module):
 
     def __init__(self, backbone: nn.Module, *, hidden_size: int | None = None) -> None:
         super().__init__()
-        config: Any = backbone.config
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.backbone = backbone
-        self.value_head = ValueHead(hidden_size or int(text.hidden_size))
+        self.value_head = ValueHead(hidden_size or _width(backbone))
         # What FSDP2 shards by itself, by Hugging Face's name for it; the head has a precision of its own.
         self._no_split_modules = [*(getattr(backbone, "_no_split_modules", None) or ()), "ValueHead"]
 

@@ -92,6 +92,16 @@ def test_a_shared_backbone_is_the_policy_itself():
     assert policy.model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
 
 
+def test_the_head_is_as_wide_as_what_the_output_layer_reads():
+    from transformers import OPTConfig, OPTForCausalLM
+
+    config = OPTConfig(vocab_size=32, hidden_size=16, ffn_dim=16, num_hidden_layers=1, num_attention_heads=2,
+                       max_position_embeddings=16, word_embed_proj_dim=8)  # fmt: skip
+    critic = CausalLMWithValue(OPTForCausalLM(config))
+    assert critic(torch.tensor([[1, 2, 3]]), torch.ones(1, 3, dtype=torch.long)).shape == (1, 3)
+    assert critic.value_head.summary.in_features == 8
+
+
 def test_it_comes_back_from_disk_as_it_went(tmp_path):
     critic = CausalLMWithValue(tiny())
     critic.save_pretrained(tmp_path / "critic")
