@@ -220,7 +220,8 @@ class TokenLayout(abc.ABC):
         check_shape(name, per_token, (*self.shape, *columns), "the shape of layout.mask")
 
     def select(self, per_token: Tensor, other: float = 0.0) -> Tensor:
-        """The counted tokens' values, and ``other`` everywhere else (never a product)."""
+        """The counted tokens' values, and ``other`` everywhere else (never a product, and nothing broadcasts)."""
+        self.check("per_token", per_token)
         return select(per_token, self.mask, other)
 
     def local_counts(self) -> Tensor:

@@ -87,6 +87,8 @@ def importance_ratio(
         >>> importance_ratio(torch.tensor([[0.0, 99.0, 1.0]]), torch.zeros(1, 3), layout).value
         tensor([[1.0000e+00, 4.8517e+08, 1.0000e+00]])
     """
+    layout.check("logprobs", logprobs)
+    layout.check("other", other)
     log = layout.select(logprobs.detach() - other.detach())
     if clamp is None:
         return Ratio(log, log.exp(), torch.ones_like(layout.mask))

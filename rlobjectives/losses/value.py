@@ -49,6 +49,7 @@ def clipped_value_loss(
 
     Raises:
         MissingColumnError: With ``clip`` and without ``old_values``.
+        ShapeError: If a column is not shaped like the mask.
 
     Example:
         >>> from rlobjectives import PaddedLayout
@@ -57,6 +58,8 @@ def clipped_value_loss(
         ...                    old_values=torch.tensor([[0.5, 0.3]]), layout=layout)[0]
         tensor([[0.0450, 0.0200]])
     """
+    layout.check("values", values)
+    layout.check("returns", returns)
     values, returns = layout.select(values.detach()), layout.select(returns.detach())
     loss, slope = _error(values - returns, huber_delta)
     if clip is None:
@@ -65,6 +68,7 @@ def clipped_value_loss(
         raise MissingColumnError(
             "clipped_value_loss clips around old_values, but there are none. Give those of the rollout, or clip=None."
         )
+    layout.check("old_values", old_values)
     old_values = layout.select(old_values.detach())
     near = values.clamp(old_values - clip, old_values + clip)
     held, _ = _error(near - returns, huber_delta)

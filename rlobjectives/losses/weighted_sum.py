@@ -85,5 +85,7 @@ def weighted_sum(
         >>> x.grad
         tensor([[0.7500, 0.0000]])
     """
+    for name, column in (("logprobs", logprobs), ("value", value), ("slope", slope), ("weights", weights)):
+        layout.check(name, column)
     gradient = layout.select((slope * weights).detach()).to(logprobs.dtype)
     return with_gradients(layout.select((value * weights).detach()).sum(), [logprobs], [gradient])
