@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import time
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -192,9 +193,11 @@ class ObjectiveMixin(SamplingMixin):
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One micro-batch; the first opens the window, and an empty window does nothing."""
         if self._step_window is None or not self._step_window.waiting:
+            began = time.perf_counter()
             self._skipper.disarm()
             self._step_window = self._open(self._window_batches or [inputs])
             self._window_batches = []
+            self._current_train_step_time += time.perf_counter() - began  # TRL times its own part itself
         if not self._step_window.window.empty:
             return super().training_step(model, inputs, num_items_in_batch)
         self._step_window.next()
@@ -228,6 +231,8 @@ class ObjectiveMixin(SamplingMixin):
         forget_unscaled(getattr(self.accelerator, "scaler", None), getattr(self.optimizer, "optimizer", None))
         tokens = {"window/tokens": 0.0, "window/skipped": 1.0}
         self._reports["train"].append(tokens)
+        self._metrics["train"]["step_time"].append(self._current_train_step_time)
+        self._current_train_step_time = 0.0
 
     # The loss
 
