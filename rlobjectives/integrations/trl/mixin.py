@@ -73,18 +73,26 @@ class ObjectiveMixin(SamplingMixin):
     loss_is_scaled_for_ga: ClassVar[bool] = True  # the window already divided; the Trainer must not
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse bases in an order in which TRL's methods would come first and the objective would not be used.
+        """Refuse bases of which something would not be used: the objective, or somebody's own loss.
 
         Raises:
-            CapabilityError: If a trainer stands before the mixin.
+            CapabilityError: If a trainer stands before the mixin, or one behind it has a loss of its own.
         """
         super().__init_subclass__(**kwargs)
-        before = cls.__mro__[: cls.__mro__.index(ObjectiveMixin)]
+        place = cls.__mro__.index(ObjectiveMixin)
+        before, behind = cls.__mro__[:place], cls.__mro__[place + 1 :]
         for base in before:
             if issubclass(base, Trainer) and not issubclass(base, ObjectiveMixin):
                 raise CapabilityError(
                     f"class {cls.__name__}: {base.__name__} stands before ObjectiveMixin, so it would train with TRL's "
                     f"own loss. Write class {cls.__name__}(ObjectiveMixin, {base.__name__})."
+                )
+        for base in behind:
+            if "_compute_loss" in vars(base) and not base.__module__.startswith("trl.trainer."):
+                raise CapabilityError(
+                    f"class {cls.__name__}: {base.__name__}._compute_loss would have no effect, because the objective is "
+                    f"the loss. Make it a part of the objective; or, if it adds to super()._compute_loss, move it into "
+                    f"{cls.__name__}."
                 )
 
     def __init__(self, *args: Any, objective: ObjectiveLike | None = None, **kwargs: Any) -> None:
@@ -199,7 +207,14 @@ class ObjectiveMixin(SamplingMixin):
             self._window_batches = []
             self._current_train_step_time += time.perf_counter() - began  # TRL times its own part itself
         if not self._step_window.window.empty:
-            return super().training_step(model, inputs, num_items_in_batch)
+            done = len(self._step_window.outputs)
+            loss = super().training_step(model, inputs, num_items_in_batch)
+            if len(self._step_window.outputs) == done:
+                raise CapabilityError(
+                    f"the loss of {type(self).__name__} did not ask the objective. Call super()._compute_loss(...) where "
+                    "it overrides that, and add to what it returns."
+                )
+            return loss
         self._step_window.next()
         self._step += 1
         if not self._step_window.waiting:

@@ -1,4 +1,4 @@
-"""What stands around the objective: TRL's clock, schedules that step by a metric."""
+"""What stands around the objective: TRL's clock, schedules that step by a metric, methods of a user's own class."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import pytest
 
 pytest.importorskip("trl")
 
+import torch
+from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
-from rlobjectives.integrations.trl import ObjectiveConfig, ObjectiveGRPOTrainer
+from rlobjectives import CapabilityError
+from rlobjectives.integrations.trl import ObjectiveConfig, ObjectiveGRPOTrainer, ObjectiveMixin
 from tests.integrations.trl import tiny
 
 
@@ -69,3 +72,67 @@ def test_a_schedule_by_a_metric_hears_of_the_evaluation_after_a_skipped_step() -
     assert history(made, "window/skipped") == [1.0, 1.0, 1.0]
     assert made.lr_scheduler.last_epoch == 3
     assert made.optimizer.param_groups[0]["lr"] < config.learning_rate
+
+
+def test_rewards_of_a_users_own_class_are_the_ones_in_use() -> None:
+    """A subclass that shapes the matrix, as TRL users do it, and an instance whose method was replaced."""
+
+    class Shaped(ObjectiveMixin, GRPOTrainer):
+        objective = "grpo"
+
+        def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+            return super()._calculate_rewards(*args, **kwargs).clamp_max(0.25)
+
+    config = GRPOConfig(**tiny.options(max_steps=1))
+    made = trained(Shaped, config)
+    assert history(made, "reward/even/mean") == pytest.approx(history(made, "rewards/even/mean"))
+    assert float(made._rewards.nan_to_num().max()) == 0.25
+    assert "_calculate_rewards" not in vars(made)
+    plain = tiny.trainer(ObjectiveGRPOTrainer, config, objective="grpo")
+    usual = plain._calculate_rewards
+    plain._calculate_rewards = replaced = lambda *args, **kwargs: usual(*args, **kwargs).clamp_max(0.25)
+    plain.train()
+    assert torch.equal(tiny.parameters(plain), tiny.parameters(made))
+    assert plain._calculate_rewards is replaced
+
+    class Alone(ObjectiveMixin, GRPOTrainer):
+        objective = "grpo"
+
+        def _calculate_rewards(self, inputs: Any, *_: Any) -> Tensor:
+            return torch.zeros(len(inputs), 2)
+
+    with pytest.raises(CapabilityError, match=r"Alone._calculate_rewards does not call super"):
+        trained(Alone, config)
+
+
+def test_a_loss_of_a_users_own_class_is_not_dropped() -> None:
+    class Penalised(GRPOTrainer):
+        def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
+            return super()._compute_loss(model, inputs) + 1.0
+
+    with pytest.raises(CapabilityError, match=r"class Trainer: Penalised._compute_loss would have no effect"):
+
+        class Trainer(ObjectiveMixin, Penalised):
+            objective = "grpo"
+
+    class Added(ObjectiveMixin, GRPOTrainer):
+        objective = "grpo"
+
+        def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
+            return super()._compute_loss(model, inputs) + 1.0
+
+    config = GRPOConfig(**tiny.options(max_steps=1))
+    (loss,) = history(trained(Added, config), "loss")
+    assert loss == pytest.approx(1.0, abs=1e-4)
+
+    class Elsewhere(ObjectiveMixin, GRPOTrainer):
+        objective = "grpo"
+
+        def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
+            return GRPOTrainer._compute_loss(self, model, inputs)
+
+    before = tiny.parameters(tiny.trainer(GRPOTrainer, config))
+    made = tiny.trainer(Elsewhere, config)
+    with pytest.raises(CapabilityError, match="the loss of Elsewhere did not ask the objective"):
+        made.train()
+    assert torch.equal(before, tiny.parameters(made))
