@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import Trainer
 from trl import RLOOTrainer
@@ -20,7 +21,12 @@ from rlobjectives.distributed import GradientScale
 from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.trl.checkpoint import load_rollout, save_rollout
 from rlobjectives.integrations.trl.columns import forward
-from rlobjectives.integrations.trl.facts import altered_sampling, trainer_facts, violations
+from rlobjectives.integrations.trl.facts import (
+    altered_sampling,
+    inherited_sampling,
+    trainer_facts,
+    violations,
+)
 from rlobjectives.integrations.trl.options import option_violations, stock_defaults
 from rlobjectives.integrations.trl.probe import missing_columns
 from rlobjectives.integrations.trl.rollout import unique_names
@@ -39,6 +45,8 @@ from rlobjectives.integrations.trl.step_window import StepWindow, largest_dropou
 from rlobjectives.window import merge_reports
 
 __all__ = ["ObjectiveMixin"]
+
+_NONE_IS_OPEN = int(transformers.__version__.split(".")[0]) >= 5
 
 
 class ObjectiveMixin(SamplingMixin):
@@ -139,16 +147,20 @@ class ObjectiveMixin(SamplingMixin):
         )
         own = [sentence for part in objective.parts().values() for sentence in part.violations(facts)]
         found += [*option_violations(config), *own]
+        defaults = stock_defaults(config)
         found += violations(
             objective,
             config,
             liger_loss=hasattr(type(self), "compute_liger_loss"),
-            entropy_gradient="entropy_coef" in stock_defaults(config) or not self._has_reference,
+            entropy_gradient="entropy_coef" in defaults or not self._has_reference,
             has_sampler=has_sampler,
             dynamic_sampling=self.dynamic_sampling,
+            defaults=defaults,
         )
         check(objective.name, objective.capabilities, facts, found)
         self.objective = objective
+        others = ("use_vllm", "use_transformers_continuous_batching", "use_transformers_paged")
+        self._generates = not (own_sampler or any(getattr(config, other, False) for other in others))
         if objective.capabilities.requires_sampled_distribution and has_sampler:
             cuts = (facts.truncation(), altered_sampling(config), objective.correction and "a correction")
             self._sampler_must_say = ", ".join(one for one in cuts if one)
@@ -167,7 +179,16 @@ class ObjectiveMixin(SamplingMixin):
             self.reward_weights = torch.tensor(weights, dtype=torch.float32)
         dropout = largest_dropout(self.model)
         missing = missing_columns(self.objective, unique_names(self.reward_func_names), self.num_generations)
-        check(self.objective.name, self.objective.capabilities, TrainerFacts(dropout=dropout), missing)
+        needs = self.objective.capabilities
+        inherited = inherited_sampling(
+            getattr(self.model, "generation_config", None), self.args, none_is_open=_NONE_IS_OPEN
+        )
+        if inherited and self._generates and needs.requires_sampled_distribution:
+            missing += (
+                f"the model's own generation_config says {inherited}, which generate takes up: samples come from another "
+                "distribution than the log-probabilities are taken from. Set that to None in model.generation_config.",
+            )
+        check(self.objective.name, needs, TrainerFacts(dropout=dropout), missing)
         if dropout:
             warnings.warn(
                 f"dropout = {dropout} is active: log-probabilities recomputed for ratios differ from those of the "

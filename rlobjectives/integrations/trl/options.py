@@ -112,7 +112,8 @@ OPTIONS: dict[str, Option] = {
     ),
     "use_bias_correction_kl": Option(
         "read",
-        "Only when `beta` is carried over: `ratio_k3` if true, else `k3`. Else `KLPenalty(estimator=…)`.",
+        "When `beta` is carried over: `ratio_k3` if true, else `k3`. Beside a `kl` of the objective, whose `estimator` says "
+        "it, a value that is not TRL's default and contradicts it is refused.",
     ),
     "reward_weights": Option(
         "carried over",

@@ -46,6 +46,7 @@ class SamplingMixin(Host):
     objective: Any = None  # an `ObjectiveLike` in a class body, an `Objective` once constructed
     dynamic_sampling: Any = None
     max_resamples: Any = None
+    _generates: bool = True  # by the model's own `generate`
     _sampler_must_say: str = ""  # why the sampler's log-probabilities may not be left out
 
     def _begin_sampling(self) -> None:
