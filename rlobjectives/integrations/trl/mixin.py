@@ -38,6 +38,7 @@ from rlobjectives.integrations.trl.settle import (
     check_reference,
     one_of,
     settle_sampling,
+    with_environment_weights,
     with_reference,
 )
 from rlobjectives.integrations.trl.skip import StepSkipper, forget_unscaled
@@ -174,6 +175,7 @@ class ObjectiveMixin(SamplingMixin):
                 True  # TRL 1.8 to 1.13 computes entropies without gradient otherwise
             )
         self._scale = GradientScale.for_ddp(self.accelerator.num_processes)
+        self.objective = with_environment_weights(self.objective, self.args, len(self.reward_func_names))
         weights = self.objective.estimator.reward_weights(unique_names(self.reward_func_names))
         if weights is not None:
             self.reward_weights = torch.tensor(weights, dtype=torch.float32)

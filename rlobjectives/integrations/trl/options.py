@@ -117,7 +117,8 @@ OPTIONS: dict[str, Option] = {
     ),
     "reward_weights": Option(
         "carried over",
-        "Become the estimator's `weights` when it has none (so do the estimator's weights for TRL's reward metric).",
+        "Become the estimator's `weights` when it has none (so do the estimator's weights for TRL's reward metric); a reward "
+        "of an environment weighs 1, as in TRL.",
     ),
     **_replaced("epsilon", by="`policy_loss={'clip_low': …}`"),
     **_replaced("epsilon_high", by="`policy_loss={'clip_high': …}` (for cispo: `{'ratio_cap': …}`)"),

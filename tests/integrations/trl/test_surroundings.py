@@ -1,8 +1,10 @@
-"""What stands around the objective: TRL's clock, schedules that step by a metric, methods of a user's own class."""
+"""What stands around the objective: TRL's clock, schedules by a metric, a user's own methods, environments."""
 
 from __future__ import annotations
 
+import inspect
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 pytest.importorskip("trl")
 
 import torch
+import trl
+from datasets import Dataset
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
@@ -136,3 +140,55 @@ def test_a_loss_of_a_users_own_class_is_not_dropped() -> None:
     with pytest.raises(CapabilityError, match="the loss of Elsewhere did not ask the objective"):
         made.train()
     assert torch.equal(before, tiny.parameters(made))
+
+
+class Room:
+    """An environment that scores what happened in it."""
+
+    def reset(self, **_: Any) -> None:
+        return None
+
+    def look(self, place: int) -> int:
+        """Look.
+
+        Args:
+            place: Where.
+        """
+        return place
+
+    def get_reward(self) -> float:
+        return 0.5
+
+
+@pytest.mark.skipif(
+    "get_reward" not in inspect.getsource(GRPOTrainer.__init__),
+    reason="environments of this TRL have no rewards",
+)
+def test_a_reward_of_an_environment_weighs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+
+    def parity(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [float(sum(ids) % 5) for ids in completion_ids]
+
+    words = tiny.tokenizer()
+    words.chat_template = Path(trl.__file__).with_name("chat_templates").joinpath("qwen3.jinja").read_text()
+    asked = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"w{row}"}] for row in range(8)]})
+
+    def made(kind: type, loss: dict[str, Any], **extra: Any) -> Any:
+        return trained(
+            kind,
+            GRPOConfig(**tiny.options(max_steps=2, reward_weights=[2.0], **loss)),
+            model=tiny.model(max_position_embeddings=2048),
+            reward_funcs=[parity],
+            train_dataset=asked,
+            processing_class=words,
+            environment_factory=Room,
+            generated=True,
+            **extra,
+        )
+
+    stock = made(GRPOTrainer, {"loss_type": "grpo"})
+    ours = made(ObjectiveGRPOTrainer, {}, objective={"name": "grpo", "estimator": {"epsilon": 1e-4}})
+    assert ours.objective.estimator.weights == (2.0, 1.0)
+    assert history(ours, "reward/Room/mean") == [0.5, 0.5]
+    assert float((tiny.parameters(stock) - tiny.parameters(ours)).abs().max()) <= 1e-6
