@@ -19,7 +19,7 @@ from trl import RLOOTrainer
 from rlobjectives.capabilities import TrainerFacts, check
 from rlobjectives.distributed import GradientScale
 from rlobjectives.errors import CapabilityError
-from rlobjectives.integrations.trl.checkpoint import load_rollout, save_rollout
+from rlobjectives.integrations.trl.checkpoint import Rollout, load_rollout, save_rollout
 from rlobjectives.integrations.trl.columns import forward
 from rlobjectives.integrations.trl.facts import (
     altered_sampling,
@@ -110,6 +110,7 @@ class ObjectiveMixin(SamplingMixin):
         self._reports: dict[str, list[Mapping[str, float]]] = defaultdict(list)
         self._window_batches: list[Any] = []
         self._step_window: StepWindow | None = None
+        self._before: tuple[int, Rollout] | None = None
         self._skipper = StepSkipper()
         self._begin_sampling()
         chosen = one_of(objective, type(self).objective, config)
@@ -218,7 +219,7 @@ class ObjectiveMixin(SamplingMixin):
         """The step's raw batches; remembered, because the window needs them all at once."""
         batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._window_batches = list(batches)
-        self._step_window = None
+        self._step_window = self._before = None
         return batches, count
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -248,6 +249,7 @@ class ObjectiveMixin(SamplingMixin):
         # Here and not in get_batch_samples: the Trainer restores the random state of a resumed run in between.
         self.model.train()
         first = self._step
+        self._before = self.state.global_step, self._rollout_in_use()
         prepared = []
         for position, batch in enumerate(batches):
             self._step = first + position
@@ -347,7 +349,15 @@ class ObjectiveMixin(SamplingMixin):
         super()._save_checkpoint(model, trial)
         if not self.args.save_only_model:
             here = f"checkpoint-{self.state.global_step}"
-            save_rollout(self, os.path.join(self._get_output_dir(trial=trial), here))
+            opened_at, rollout = self._before or (-1, self._rollout_in_use())
+            # The same step as then: its losses are there, but the optimizer's step is not (`enable_jit_checkpoint`).
+            if opened_at != self.state.global_step:
+                rollout = self._rollout_in_use()
+            save_rollout(self, os.path.join(self._get_output_dir(trial=trial), here), rollout)
+
+    def _rollout_in_use(self) -> Rollout:
+        used_up = self._step % (self.args.steps_per_generation * self.args.num_iterations) == 0
+        return Rollout(self._step, self._generation, None if used_up else self._buffered_inputs)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Restore the random state and, beside it, the rollout in use."""
