@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import Trainer
-from trl import RLOOTrainer
+from trl import GRPOConfig, RLOOConfig, RLOOTrainer
 
 from rlobjectives.capabilities import TrainerFacts, check
 from rlobjectives.distributed import GradientScale
@@ -133,6 +133,13 @@ class ObjectiveMixin(SamplingMixin):
         return not isinstance(self, RLOOTrainer)
 
     def _settle(self, chosen: ObjectiveLike, config: Any, given: dict[str, Any]) -> None:
+        expected, tail = GRPOConfig, ""
+        if not self._has_reference:
+            expected, tail = RLOOConfig, " ObjectiveConfig goes with ObjectiveGRPOTrainer, also for rloo."
+        if not isinstance(config, expected):
+            raise CapabilityError(
+                f"args is a {type(config).__name__}; {type(self).__name__} reads a {expected.__name__}.{tail}"
+            )
         objective, found = carry_over(as_objective(chosen, config), config, has_reference=self._has_reference)
         self.dynamic_sampling, self.max_resamples = settle_sampling(type(self), config)
         functions = given.get("reward_funcs")

@@ -133,7 +133,7 @@ def with_environment_weights(objective: Objective, config: Any, num_rewards: int
     if given is None or len(given) >= num_rewards:
         return objective
     weights = (*map(float, given), *[1.0] * (num_rewards - len(given)))
-    estimator = dataclasses.replace(objective.estimator, weights=weights)  # type: ignore[call-arg]
+    estimator = dataclasses.replace(objective.estimator, weights=weights)  # type: ignore[type-var]
     return dataclasses.replace(objective, estimator=estimator)
 
 

@@ -406,6 +406,17 @@ def test_the_budget_of_a_named_objective_is_the_longest_completion() -> None:
         as_objective({"estimator": {}}, config)
 
 
+def test_a_configuration_of_another_trainer_is_refused() -> None:
+    refuse("args is a RLOOConfig; ObjectiveGRPOTrainer reads a GRPOConfig", config=RLOOConfig)
+    said = refuse(
+        "args is a ObjectiveConfig; ObjectiveRLOOTrainer reads a RLOOConfig",
+        ObjectiveRLOOTrainer,
+        ObjectiveConfig,
+        rollout_func=None,
+    )
+    assert "also for rloo" in said
+
+
 def test_rloo_keeps_no_reference() -> None:
     refuse("beta = 0.05", ObjectiveRLOOTrainer, RLOOConfig, objective="rloo", beta=0.05)
     own = Objective(estimator=GRPO(), kl=KLPenalty(coef=0.1))
