@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -13,7 +13,7 @@ from rlobjectives.integrations.trl.together import said_by_ranks
 if TYPE_CHECKING:
     from rlobjectives.integrations.trl.sampling import SamplingMixin
 
-__all__ = ["differences", "load_rollout", "rollout_file", "save_rollout", "settings"]
+__all__ = ["Rollout", "differences", "load_rollout", "rollout_file", "save_rollout", "settings"]
 
 _SIZES = (
     "per_device_train_batch_size",
@@ -46,19 +46,33 @@ def rollout_file(folder: str, rank: int) -> str:
     return os.path.join(folder, f"rollout_{rank}.pt")
 
 
-def save_rollout(trainer: SamplingMixin, folder: str) -> None:
+class Rollout(NamedTuple):
+    """Where a rank stands between two optimizer steps.
+
+    Attributes:
+        step: Micro-batches so far.
+        generation: Generation batches so far.
+        micro_batches: Of the rollout in use; None if it is used up.
+    """
+
+    step: int
+    generation: int
+    micro_batches: Any
+
+
+def save_rollout(trainer: SamplingMixin, folder: str, rollout: Rollout) -> None:
     """Store this rank's part of the rollout in use, if it is not used up.
 
     Args:
-        trainer: Between two optimizer steps.
+        trainer: Whose it is.
         folder: The checkpoint; made where this machine does not have it.
+        rollout: Before the first step that a resumed run will take.
     """
     os.makedirs(folder, exist_ok=True)
-    used_up = trainer._step % (trainer.args.steps_per_generation * trainer.args.num_iterations) == 0
     state = {
-        "step": trainer._step,
-        "generation": trainer._generation,
-        "rollout": None if used_up else trainer._buffered_inputs,
+        "step": rollout.step,
+        "generation": rollout.generation,
+        "rollout": rollout.micro_batches,
         "settings": settings(trainer.objective, trainer.args),
     }
     torch.save(state, rollout_file(folder, trainer.args.process_index))

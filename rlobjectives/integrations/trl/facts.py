@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from rlobjectives.capabilities import TrainerFacts
 from rlobjectives.objective import Objective
 
-__all__ = ["altered_sampling", "is_stale", "trainer_facts", "updates_per_rollout", "violations"]
+__all__ = [
+    "altered_sampling",
+    "inherited_sampling",
+    "is_stale",
+    "trainer_facts",
+    "updates_per_rollout",
+    "violations",
+]
 
 _NEUTRAL: dict[str, object] = {
     "do_sample": True,
@@ -92,6 +100,34 @@ def altered_sampling(config: Any) -> str | None:
     return ", ".join(found) or None
 
 
+def inherited_sampling(generation_config: Any, config: Any, *, none_is_open: bool = True) -> str | None:
+    """The settings of a model's own generation that ``generate`` takes up because TRL's leaves them open, in words.
+
+    ``generate`` fills what it is not told with the model's ``generation_config``. TRL tells it the temperature, ``top_p``,
+    ``top_k`` and ``repetition_penalty``, and ``min_p`` unless that is None.
+
+    Args:
+        generation_config: The model's, or None.
+        config: `GRPOConfig` or `RLOOConfig`.
+        none_is_open: Whether a None that TRL says leaves it to the model, as since transformers 5.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> own = SimpleNamespace(no_repeat_ngram_size=2, typical_p=0.3, min_p=None)
+        >>> config = SimpleNamespace(min_p=None, generation_kwargs={"typical_p": 1.0})
+        >>> inherited_sampling(own, config)
+        'no_repeat_ngram_size = 2'
+    """
+    told = {"do_sample": True, "min_p": config.min_p, **(config.generation_kwargs or {})}
+    found = []
+    for name, neutral in {**_NEUTRAL, "min_p": 0.0}.items():
+        value = getattr(generation_config, name, None)
+        is_open = name not in told or (none_is_open and told[name] is None)
+        if is_open and value is not None and value != neutral:
+            found.append(f"{name} = {value!r}")
+    return ", ".join(found) or None
+
+
 def trainer_facts(
     config: Any,
     *,
@@ -143,6 +179,7 @@ def violations(
     entropy_gradient: bool,
     has_sampler: bool = False,
     dynamic_sampling: str = "off",
+    defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterable[str]:
     """What flags alone cannot say: settings of TRL that would change the objective behind its back.
 
@@ -153,6 +190,7 @@ def violations(
         entropy_gradient: Whether this TRL's entropies carry gradient.
         has_sampler: Whether a sampler's own log-probabilities are handed out.
         dynamic_sampling: What happens to groups without signal.
+        defaults: TRL's own default of each option.
     """
     kwargs = config.generation_kwargs or {}
     if kwargs.get("temperature", config.temperature) != config.temperature:
@@ -194,6 +232,13 @@ def violations(
         yield (
             f"dynamic_sampling = {dynamic_sampling!r} judges prompt groups, but "
             f"{type(objective.estimator).__name__} gives one advantage a token. Set it to 'off'."
+        )
+    told = getattr(config, "use_bias_correction_kl", None)
+    usual = defaults.get("use_bias_correction_kl", told)
+    if objective.kl is not None and told != usual and told != (objective.kl.estimator == "ratio_k3"):
+        yield (
+            f"use_bias_correction_kl = {told} contradicts the objective's kl ({objective.kl}). Leave it out; the "
+            'ratio is that of estimator="ratio_k3".'
         )
     noise = getattr(config, "neftune_noise_alpha", None)
     if noise and needs.needs_prepass:

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         router_aux_loss_coef: float
         current_gradient_accumulation_steps: int
         _step: int
+        _current_train_step_time: float
         _train_batch_size: int
         _buffered_inputs: Any
         _metrics: dict[str, dict[str, list[Any]]]

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import inspect
 import os
+import time
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import Trainer
-from trl import RLOOTrainer
+from trl import GRPOConfig, RLOOConfig, RLOOTrainer
 
 from rlobjectives.capabilities import TrainerFacts, check
 from rlobjectives.distributed import GradientScale
 from rlobjectives.errors import CapabilityError
-from rlobjectives.integrations.trl.checkpoint import load_rollout, save_rollout
+from rlobjectives.integrations.trl.checkpoint import Rollout, load_rollout, save_rollout
 from rlobjectives.integrations.trl.columns import forward
-from rlobjectives.integrations.trl.facts import altered_sampling, trainer_facts, violations
+from rlobjectives.integrations.trl.facts import (
+    altered_sampling,
+    inherited_sampling,
+    trainer_facts,
+    violations,
+)
 from rlobjectives.integrations.trl.options import option_violations, stock_defaults
 from rlobjectives.integrations.trl.probe import missing_columns
 from rlobjectives.integrations.trl.rollout import unique_names
@@ -31,6 +38,7 @@ from rlobjectives.integrations.trl.settle import (
     check_reference,
     one_of,
     settle_sampling,
+    with_environment_weights,
     with_reference,
 )
 from rlobjectives.integrations.trl.skip import StepSkipper, forget_unscaled
@@ -38,6 +46,8 @@ from rlobjectives.integrations.trl.step_window import StepWindow, largest_dropou
 from rlobjectives.window import merge_reports
 
 __all__ = ["ObjectiveMixin"]
+
+_NONE_IS_OPEN = int(transformers.__version__.split(".")[0]) >= 5
 
 
 class ObjectiveMixin(SamplingMixin):
@@ -72,18 +82,26 @@ class ObjectiveMixin(SamplingMixin):
     loss_is_scaled_for_ga: ClassVar[bool] = True  # the window already divided; the Trainer must not
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse bases in an order in which TRL's methods would come first and the objective would not be used.
+        """Refuse bases of which something would not be used: the objective, or somebody's own loss.
 
         Raises:
-            CapabilityError: If a trainer stands before the mixin.
+            CapabilityError: If a trainer stands before the mixin, or one behind it has a loss of its own.
         """
         super().__init_subclass__(**kwargs)
-        before = cls.__mro__[: cls.__mro__.index(ObjectiveMixin)]
+        place = cls.__mro__.index(ObjectiveMixin)
+        before, behind = cls.__mro__[:place], cls.__mro__[place + 1 :]
         for base in before:
             if issubclass(base, Trainer) and not issubclass(base, ObjectiveMixin):
                 raise CapabilityError(
                     f"class {cls.__name__}: {base.__name__} stands before ObjectiveMixin, so it would train with TRL's "
                     f"own loss. Write class {cls.__name__}(ObjectiveMixin, {base.__name__})."
+                )
+        for base in behind:
+            if "_compute_loss" in vars(base) and not base.__module__.startswith("trl.trainer."):
+                raise CapabilityError(
+                    f"class {cls.__name__}: {base.__name__}._compute_loss would have no effect, because the objective is "
+                    f"the loss. Make it a part of the objective; or, if it adds to super()._compute_loss, move it into "
+                    f"{cls.__name__}."
                 )
 
     def __init__(self, *args: Any, objective: ObjectiveLike | None = None, **kwargs: Any) -> None:
@@ -92,6 +110,7 @@ class ObjectiveMixin(SamplingMixin):
         self._reports: dict[str, list[Mapping[str, float]]] = defaultdict(list)
         self._window_batches: list[Any] = []
         self._step_window: StepWindow | None = None
+        self._before: tuple[int, Rollout] | None = None
         self._skipper = StepSkipper()
         self._begin_sampling()
         chosen = one_of(objective, type(self).objective, config)
@@ -114,6 +133,13 @@ class ObjectiveMixin(SamplingMixin):
         return not isinstance(self, RLOOTrainer)
 
     def _settle(self, chosen: ObjectiveLike, config: Any, given: dict[str, Any]) -> None:
+        expected, tail = GRPOConfig, ""
+        if not self._has_reference:
+            expected, tail = RLOOConfig, " ObjectiveConfig goes with ObjectiveGRPOTrainer, also for rloo."
+        if not isinstance(config, expected):
+            raise CapabilityError(
+                f"args is a {type(config).__name__}; {type(self).__name__} reads a {expected.__name__}.{tail}"
+            )
         objective, found = carry_over(as_objective(chosen, config), config, has_reference=self._has_reference)
         self.dynamic_sampling, self.max_resamples = settle_sampling(type(self), config)
         functions = given.get("reward_funcs")
@@ -130,16 +156,20 @@ class ObjectiveMixin(SamplingMixin):
         )
         own = [sentence for part in objective.parts().values() for sentence in part.violations(facts)]
         found += [*option_violations(config), *own]
+        defaults = stock_defaults(config)
         found += violations(
             objective,
             config,
             liger_loss=hasattr(type(self), "compute_liger_loss"),
-            entropy_gradient="entropy_coef" in stock_defaults(config) or not self._has_reference,
+            entropy_gradient="entropy_coef" in defaults or not self._has_reference,
             has_sampler=has_sampler,
             dynamic_sampling=self.dynamic_sampling,
+            defaults=defaults,
         )
         check(objective.name, objective.capabilities, facts, found)
         self.objective = objective
+        others = ("use_vllm", "use_transformers_continuous_batching", "use_transformers_paged")
+        self._generates = not (own_sampler or any(getattr(config, other, False) for other in others))
         if objective.capabilities.requires_sampled_distribution and has_sampler:
             cuts = (facts.truncation(), altered_sampling(config), objective.correction and "a correction")
             self._sampler_must_say = ", ".join(one for one in cuts if one)
@@ -153,12 +183,22 @@ class ObjectiveMixin(SamplingMixin):
                 True  # TRL 1.8 to 1.13 computes entropies without gradient otherwise
             )
         self._scale = GradientScale.for_ddp(self.accelerator.num_processes)
+        self.objective = with_environment_weights(self.objective, self.args, len(self.reward_func_names))
         weights = self.objective.estimator.reward_weights(unique_names(self.reward_func_names))
         if weights is not None:
             self.reward_weights = torch.tensor(weights, dtype=torch.float32)
         dropout = largest_dropout(self.model)
         missing = missing_columns(self.objective, unique_names(self.reward_func_names), self.num_generations)
-        check(self.objective.name, self.objective.capabilities, TrainerFacts(dropout=dropout), missing)
+        needs = self.objective.capabilities
+        inherited = inherited_sampling(
+            getattr(self.model, "generation_config", None), self.args, none_is_open=_NONE_IS_OPEN
+        )
+        if inherited and self._generates and needs.requires_sampled_distribution:
+            missing += (
+                f"the model's own generation_config says {inherited}, which generate takes up: samples come from another "
+                "distribution than the log-probabilities are taken from. Set that to None in model.generation_config.",
+            )
+        check(self.objective.name, needs, TrainerFacts(dropout=dropout), missing)
         if dropout:
             warnings.warn(
                 f"dropout = {dropout} is active: log-probabilities recomputed for ratios differ from those of the "
@@ -186,17 +226,26 @@ class ObjectiveMixin(SamplingMixin):
         """The step's raw batches; remembered, because the window needs them all at once."""
         batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._window_batches = list(batches)
-        self._step_window = None
+        self._step_window = self._before = None
         return batches, count
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One micro-batch; the first opens the window, and an empty window does nothing."""
         if self._step_window is None or not self._step_window.waiting:
+            began = time.perf_counter()
             self._skipper.disarm()
             self._step_window = self._open(self._window_batches or [inputs])
             self._window_batches = []
+            self._current_train_step_time += time.perf_counter() - began  # TRL times its own part itself
         if not self._step_window.window.empty:
-            return super().training_step(model, inputs, num_items_in_batch)
+            done = len(self._step_window.outputs)
+            loss = super().training_step(model, inputs, num_items_in_batch)
+            if len(self._step_window.outputs) == done:
+                raise CapabilityError(
+                    f"the loss of {type(self).__name__} did not ask the objective. Call super()._compute_loss(...) where "
+                    "it overrides that, and add to what it returns."
+                )
+            return loss
         self._step_window.next()
         self._step += 1
         if not self._step_window.waiting:
@@ -207,6 +256,7 @@ class ObjectiveMixin(SamplingMixin):
         # Here and not in get_batch_samples: the Trainer restores the random state of a resumed run in between.
         self.model.train()
         first = self._step
+        self._before = self.state.global_step, self._rollout_in_use()
         prepared = []
         for position, batch in enumerate(batches):
             self._step = first + position
@@ -228,6 +278,8 @@ class ObjectiveMixin(SamplingMixin):
         forget_unscaled(getattr(self.accelerator, "scaler", None), getattr(self.optimizer, "optimizer", None))
         tokens = {"window/tokens": 0.0, "window/skipped": 1.0}
         self._reports["train"].append(tokens)
+        self._metrics["train"]["step_time"].append(self._current_train_step_time)
+        self._current_train_step_time = 0.0
 
     # The loss
 
@@ -304,7 +356,15 @@ class ObjectiveMixin(SamplingMixin):
         super()._save_checkpoint(model, trial)
         if not self.args.save_only_model:
             here = f"checkpoint-{self.state.global_step}"
-            save_rollout(self, os.path.join(self._get_output_dir(trial=trial), here))
+            opened_at, rollout = self._before or (-1, self._rollout_in_use())
+            # The same step as then: its losses are there, but the optimizer's step is not (`enable_jit_checkpoint`).
+            if opened_at != self.state.global_step:
+                rollout = self._rollout_in_use()
+            save_rollout(self, os.path.join(self._get_output_dir(trial=trial), here), rollout)
+
+    def _rollout_in_use(self) -> Rollout:
+        used_up = self._step % (self.args.steps_per_generation * self.args.num_iterations) == 0
+        return Rollout(self._step, self._generation, None if used_up else self._buffered_inputs)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Restore the random state and, beside it, the rollout in use."""

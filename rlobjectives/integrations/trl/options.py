@@ -112,11 +112,13 @@ OPTIONS: dict[str, Option] = {
     ),
     "use_bias_correction_kl": Option(
         "read",
-        "Only when `beta` is carried over: `ratio_k3` if true, else `k3`. Else `KLPenalty(estimator=…)`.",
+        "When `beta` is carried over: `ratio_k3` if true, else `k3`. Beside a `kl` of the objective, whose `estimator` says "
+        "it, a value that is not TRL's default and contradicts it is refused.",
     ),
     "reward_weights": Option(
         "carried over",
-        "Become the estimator's `weights` when it has none (so do the estimator's weights for TRL's reward metric).",
+        "Become the estimator's `weights` when it has none (so do the estimator's weights for TRL's reward metric); a reward "
+        "of an environment weighs 1, as in TRL.",
     ),
     **_replaced("epsilon", by="`policy_loss={'clip_low': …}`"),
     **_replaced("epsilon_high", by="`policy_loss={'clip_high': …}` (for cispo: `{'ratio_cap': …}`)"),

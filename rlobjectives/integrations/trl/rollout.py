@@ -39,11 +39,13 @@ def unique_names(names: list[str]) -> tuple[str, ...]:
         >>> unique_names(["right", "<lambda>", "<lambda>"])
         ('right', '<lambda>', '<lambda>_1')
     """
-    seen: dict[str, int] = {}
-    found = []
+    found: list[str] = []
     for name in names:
-        seen[name] = seen.get(name, -1) + 1
-        found.append(f"{name}_{seen[name]}" if seen[name] else name)
+        other, number = name, 0
+        while other in found or (number and other in names):
+            number += 1
+            other = f"{name}_{number}"
+        found.append(other)
     return tuple(found)
 
 

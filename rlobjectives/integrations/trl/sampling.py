@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators import group_metrics, length_metrics, reward_metrics
 from rlobjectives.integrations.trl.columns import (
     GENERATED_AT,
@@ -43,6 +46,7 @@ class SamplingMixin(Host):
     objective: Any = None  # an `ObjectiveLike` in a class body, an `Objective` once constructed
     dynamic_sampling: Any = None
     max_resamples: Any = None
+    _generates: bool = True  # by the model's own `generate`
     _sampler_must_say: str = ""  # why the sampler's log-probabilities may not be left out
 
     def _begin_sampling(self) -> None:
@@ -54,13 +58,41 @@ class SamplingMixin(Host):
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
     ) -> Tensor:
-        """Keep the matrix that TRL is about to sum up, and what it is about to forget."""
+        """Keep what TRL is about to forget; `_watch_rewards` keeps the matrix."""
         self._lengths = torch.tensor([len(ids) for ids in completion_ids_list], device=self.args.device)
         if self.objective.capabilities.needs_teacher:
             raise_together(silent_teacher(inputs, completion_ids_list))
             self._teacher = teacher_column(inputs).to(self.args.device)
-        self._rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        return self._rewards
+        self._seen = True
+        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+
+    @contextmanager
+    def _watch_rewards(self) -> Iterator[None]:
+        """Keep the matrix as TRL gets it, with whatever a subclass makes of it on the way.
+
+        Raises:
+            CapabilityError: If a subclass makes one without this class.
+        """
+        before, own = self._calculate_rewards, "_calculate_rewards" in vars(self)
+        self._seen = False
+
+        def kept(*args: Any, **kwargs: Any) -> Tensor:
+            self._rewards = before(*args, **kwargs)
+            if not self._seen:
+                raise CapabilityError(
+                    f"{type(self).__name__}._calculate_rewards does not call super()._calculate_rewards(...), which notes "
+                    "what the objective reads. Call it and change what it returns."
+                )
+            return self._rewards
+
+        self._calculate_rewards = kept  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            if own:
+                self._calculate_rewards = before  # type: ignore[method-assign]
+            else:
+                del self._calculate_rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         """TRL's generation batch with our estimate in place of its advantages."""
@@ -87,7 +119,8 @@ class SamplingMixin(Host):
         return output
 
     def _sample(self, inputs: Any, mode: str) -> tuple[dict[str, Any], Scored]:
-        output = super()._generate_and_score_completions(inputs)
+        with self._watch_rewards():
+            output = super()._generate_and_score_completions(inputs)
         if self._sampler_must_say:
             raise_together(self._silent_sampler(output))
         group_size = self.num_generations if mode == "train" else self.num_generations_eval

@@ -24,6 +24,7 @@ __all__ = [
     "check_reference",
     "one_of",
     "settle_sampling",
+    "with_environment_weights",
     "with_reference",
 ]
 
@@ -109,6 +110,31 @@ def carry_over(
                 "say the weights on the estimator."
             )
     return objective, found
+
+
+def with_environment_weights(objective: Objective, config: Any, num_rewards: int) -> Objective:
+    """The objective with a weight of 1 for each reward that comes from an environment, as TRL has it.
+
+    ``reward_weights`` weighs the reward functions alone; how many rewards environments add is known once they are made.
+
+    Args:
+        objective: What `carry_over` made of the user's.
+        config: The trainer's configuration.
+        num_rewards: Reward functions and rewards of environments.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> config = SimpleNamespace(reward_weights=[2.0])
+        >>> objective, _ = carry_over(as_objective("grpo"), config)
+        >>> with_environment_weights(objective, config, 2).estimator.weights
+        (2.0, 1.0)
+    """
+    given = getattr(config, "reward_weights", None)
+    if given is None or len(given) >= num_rewards:
+        return objective
+    weights = (*map(float, given), *[1.0] * (num_rewards - len(given)))
+    estimator = dataclasses.replace(objective.estimator, weights=weights)  # type: ignore[type-var]
+    return dataclasses.replace(objective, estimator=estimator)
 
 
 def with_reference(objective: Objective, config: Any) -> Any:

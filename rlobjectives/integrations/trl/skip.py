@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +21,14 @@ class StepSkipper:
         self._undo: list[Callable[[], None]] = []
 
     def arm(self, *owners: Any) -> None:
-        """Make the next ``step`` of each owner a no-op. Owners that are None are left out."""
+        """Make the next ``step`` of each owner a no-op.
+
+        Owners that are None are left out, and so are schedules that step by a metric: the Trainer steps those after an
+        evaluation, which takes place all the same.
+        """
         self.disarm()
         for owner in owners:
-            if owner is not None:
+            if owner is not None and "metrics" not in inspect.signature(owner.step).parameters:
                 self._shadow(owner)
 
     def disarm(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("trl")
 
+import transformers
 from transformers import TrainingArguments
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig
 
@@ -136,6 +137,31 @@ def test_other_distributions_are_refused_where_a_ratio_needs_the_one_that_sample
     refuse(f"{name} = ", objective="gdpo", rollout_func=None, generation_kwargs={name: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("suppress_tokens", [5]), ("no_repeat_ngram_size", 2), ("min_p", 0.2)]
+)
+def test_what_generate_takes_from_the_model_is_refused(name: str, value: object) -> None:
+    """TRL leaves open what its configuration does not know, and generate asks the model's own configuration."""
+
+    def made(objective: str = "grpo", generated: bool = True, **told: object) -> Any:
+        model = tiny.model()
+        setattr(model.generation_config, name, value)
+        config = GRPOConfig(**tiny.options(generation_kwargs=told or None))
+        return tiny.trainer(
+            ObjectiveGRPOTrainer, config, objective=objective, model=model, generated=generated
+        )
+
+    if name != "min_p" or int(transformers.__version__.split(".")[0]) >= 5:
+        with pytest.raises(CapabilityError, match=f"the model's own generation_config says {name} = "):
+            made()
+    # What TRL says goes first; a plain policy gradient has no ratio; and a sampler of one's own does not ask.
+    neutral = {"suppress_tokens": [], "no_repeat_ngram_size": 0, "min_p": 0.0}
+    if value != [5]:
+        made(**{name: neutral[name]})
+    made("reinforce")
+    made(generated=False)
+
+
 def test_generation_options_that_change_nothing_are_kept() -> None:
     kwargs = {"typical_p": 1.0, "num_beams": 1, "do_sample": True, "bad_words_ids": None, "top_k": 0}
     config = GRPOConfig(**tiny.options(generation_kwargs=kwargs))
@@ -222,6 +248,24 @@ def test_beta_is_carried_over_and_may_not_contradict() -> None:
         "subtract a KL from the reward"
         in carry_over(own, SimpleNamespace(beta=0.05), has_reference=False)[1][0]
     )
+
+
+def test_a_ratio_on_the_kl_may_not_be_contradicted() -> None:
+    usual = {one.name: one.default for one in dataclasses.fields(GRPOConfig)}["use_bias_correction_kl"]
+    agrees = {"coef": 0.1, "estimator": "k3" if usual else "ratio_k3"}
+    other = {"coef": 0.1, "estimator": "ratio_k3" if usual else "k3"}
+    refuse(
+        f"use_bias_correction_kl = {not usual} contradicts the objective's kl",
+        objective={"name": "grpo", "kl": other},
+        use_bias_correction_kl=not usual,
+    )
+    for kl, value in ((agrees, not usual), (other, usual), (agrees, usual)):
+        config = GRPOConfig(**tiny.options(use_bias_correction_kl=value))
+        tiny.trainer(ObjectiveGRPOTrainer, config, objective={"name": "grpo", "kl": kl}, model=tiny.saved())
+    # Carried over with beta, it is the estimator.
+    config = GRPOConfig(**tiny.options(use_bias_correction_kl=not usual, beta=0.1))
+    made = tiny.trainer(ObjectiveGRPOTrainer, config, objective="grpo", model=tiny.saved())
+    assert made.objective.kl == KLPenalty(**agrees)
 
 
 def test_a_configuration_serves_twice() -> None:
@@ -360,6 +404,17 @@ def test_the_budget_of_a_named_objective_is_the_longest_completion() -> None:
         as_objective("dr_grpo")
     with pytest.raises(CapabilityError, match="needs 'name'"):
         as_objective({"estimator": {}}, config)
+
+
+def test_a_configuration_of_another_trainer_is_refused() -> None:
+    refuse("args is a RLOOConfig; ObjectiveGRPOTrainer reads a GRPOConfig", config=RLOOConfig)
+    said = refuse(
+        "args is a ObjectiveConfig; ObjectiveRLOOTrainer reads a RLOOConfig",
+        ObjectiveRLOOTrainer,
+        ObjectiveConfig,
+        rollout_func=None,
+    )
+    assert "also for rloo" in said
 
 
 def test_rloo_keeps_no_reference() -> None:

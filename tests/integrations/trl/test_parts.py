@@ -11,7 +11,7 @@ from torch import nn
 
 from rlobjectives import FixedBudget, PromptMean, SequenceMean, ShapeError, TokenMean
 from rlobjectives.integrations.trl.columns import KEPT, token_layout
-from rlobjectives.integrations.trl.rollout import global_rollouts, merge_rounds
+from rlobjectives.integrations.trl.rollout import global_rollouts, merge_rounds, unique_names
 from rlobjectives.integrations.trl.skip import StepSkipper, forget_unscaled
 from rlobjectives.integrations.trl.step_window import largest_dropout, reads_prompts
 
@@ -63,6 +63,12 @@ def test_a_gradient_scaler_survives_a_skipped_step() -> None:
     scaler.unscale_(optimizer)
     scaler.step(optimizer)
     assert weight.item() == 0.0
+
+
+def test_reward_names_stay_different_whatever_they_are() -> None:
+    assert unique_names(["f", "f", "f"]) == ("f", "f_1", "f_2")
+    assert unique_names(["f", "f", "f_1"]) == ("f", "f_2", "f_1")
+    assert unique_names(["f_1", "f", "f", "f_1"]) == ("f_1", "f", "f_2", "f_1_1")
 
 
 def test_rounds_of_different_width_merge_row_by_row() -> None:

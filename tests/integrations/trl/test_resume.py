@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("trl")
 
 import torch
+from transformers import TrainerCallback
 from trl import GRPOConfig
 
 from rlobjectives import CapabilityError
@@ -65,6 +66,48 @@ def test_the_same_next_steps(folder: Path, step: int, tmp_path: Path) -> None:
     again.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
     assert torch.equal(whole, tiny.parameters(again))
     assert lost[step:] == losses(again)[-(6 - step) :]
+
+
+class SavesBeforeTheOptimizer(TrainerCallback):
+    """As `enable_jit_checkpoint` does when the machine is about to be taken away."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.trainer = step, None
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            self.trainer._save_checkpoint(self.trainer.model, trial=None)
+
+
+@pytest.mark.parametrize(("accumulation", "sampled_at"), [(1, []), (3, [4, 8])])
+def test_a_step_that_was_not_taken_is_taken_again(
+    accumulation: int, sampled_at: list[int], tmp_path: Path
+) -> None:
+    """Inside a rollout, also with a step that ends it and begins the next."""
+
+    def made() -> tuple[Any, list[int]]:
+        trained = build(tmp_path, gradient_accumulation_steps=accumulation, save_strategy="no", max_steps=3)
+        sample, places = trained._generate_and_score_completions, []
+
+        def noted(inputs: Any) -> Any:
+            places.append(trained._step)
+            return sample(inputs)
+
+        trained._generate_and_score_completions = noted
+        return trained, places
+
+    whole, places = made()
+    saves = SavesBeforeTheOptimizer(1)
+    saves.trainer = whole
+    whole.add_callback(saves)
+    whole.train()
+    assert places == [0, *sampled_at]
+    again, places = made()
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert places == sampled_at
+    assert again._step == whole._step == 3 * accumulation
+    if not sampled_at:  # else by chance
+        assert torch.equal(tiny.parameters(whole), tiny.parameters(again))
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def trainer(kind: type, config: Any, **extra: Any) -> Any:
         reward_funcs=extra.pop("reward_funcs", [even, short]),
         args=config,
         train_dataset=extra.pop("train_dataset", None) or prompts(),
-        processing_class=tokenizer(),
+        processing_class=extra.pop("processing_class", None) or tokenizer(),
         **extra,
     )
 
