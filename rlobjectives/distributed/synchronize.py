@@ -15,7 +15,7 @@ from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.errors import NonFiniteError, RankError
 from rlobjectives.statistics import Stat
 
-__all__ = ["Exchange", "Fault", "exchange", "synchronize"]
+__all__ = ["Exchange", "Fault", "exchange", "raised_together", "synchronize"]
 
 FIELDS = (
     "estimate",
@@ -178,6 +178,32 @@ def synchronize(statistics: Mapping[str, Stat], communicator: Communicator | Non
         {'tokens': Sum(3)}
     """
     return exchange(statistics, communicator or Communicator.world()).statistics
+
+
+@contextmanager
+def raised_together(communicator: Communicator) -> Iterator[None]:
+    """Run code that may fail on some ranks only; afterwards, in one collective, all of them go on or none.
+
+    For what stands before a collective that this package does not see, such as the gathering of sharded weights.
+
+    Args:
+        communicator: The ranks that run it together.
+
+    Raises:
+        Exception: What went wrong on this rank; `RankError` on the others.
+
+    Example:
+        >>> from rlobjectives.distributed import LOCAL
+        >>> with raised_together(LOCAL):
+        ...     int("seven")
+        Traceback (most recent call last):
+        ...
+        ValueError: invalid literal for int() with base 10: 'seven'
+    """
+    fault = Fault()
+    with fault.guard():
+        yield
+    exchange({}, communicator, fault=fault)
 
 
 def _raise_together(headers: list[list[float]], communicator: Communicator, fault: Fault) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlobjectives.distributed import LOCAL, Communicator, synchronize
+from rlobjectives.distributed.synchronize import raised_together
 from rlobjectives.integrations.lightning import language_models
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.prompts import PromptBatch
@@ -73,12 +74,11 @@ class PromptRollouts(_Base):
             ``len(batch) × num_generations`` sequences, a prompt's completions side by side.
         """
         repeats = batch.num_generations
-        prompt_ids, prompt_mask = self.encode(batch.prompts, repeats)
         greedy = None
         with self.behavior_weights():
-            completions = self.complete(prompt_ids, prompt_mask)
+            prompt_ids, prompt_mask, completions = self.sample(batch, repeats)
             if self.estimator_reads("greedy_rewards"):
-                greedy = self.complete(*self.encode(batch.prompts), greedy=True)
+                *_, greedy = self.sample(batch, greedy=True)
         transcript = self.transcribe(batch, completions, repeats)
         self.last_rollout = transcript
         self._rollout_statistics = {
@@ -110,6 +110,24 @@ class PromptRollouts(_Base):
         if self.has_reference:
             experience.ref_logprobs = self._reference_logprobs(experience)
         return experience
+
+    def sample(
+        self, batch: PromptBatch, repeats: int = 1, *, greedy: bool = False
+    ) -> tuple[Tensor, Tensor, Completions]:
+        """Encode a batch's prompts and complete each of them `repeats` times.
+
+        Where the weights are sharded, ranks sample together: what goes wrong on one of them, such as a prompt that
+        is too long, is then raised on all, before they sample and again before they go on.
+
+        Returns:
+            Prompt ids and mask ``[n, p]``, and their completions.
+        """
+        together = Communicator.world() if is_sharded(self.model) else LOCAL
+        with raised_together(together):
+            ids, mask = self.encode(batch.prompts, repeats)
+        with raised_together(together):
+            completions = self.complete(ids, mask, greedy=greedy)
+        return ids, mask, completions
 
     def complete(self, prompt_ids: Tensor, prompt_mask: Tensor, *, greedy: bool = False) -> Completions:
         """Complete encoded prompts; override to sample with an inference engine.

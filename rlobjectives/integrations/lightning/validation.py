@@ -74,12 +74,11 @@ class ValidationScores:
 class CompletionValidation(_Base):
     """The validation and the test of a module that completes prompts: greedily, and by drawing if asked to.
 
-    The module supplies `encode`, `complete` and `transcribe`; see `CausalLMPolicy` for what is logged.
+    The module supplies `sample` and `transcribe`; see `CausalLMPolicy` for what is logged.
     """
 
     seed: int | None
-    encode: Any
-    complete: Any
+    sample: Any
     transcribe: Any
 
     def prepare_validation(self, *, accuracy_threshold: float, val_samples: int) -> None:
@@ -114,19 +113,19 @@ class CompletionValidation(_Base):
     def _measure(self, part: str, batch: PromptBatch, batch_idx: int) -> None:
         make_engine(self).settle()
         # Drawn from a seed of their own, so that validating does not change what training draws.
-        with seeded(derive_seed(base_seed(self.seed), "validation", batch_idx, self.global_rank)):
-            # Ranks may have to complete together: a rank whose rewards fail does not stay behind in any of it.
-            greedy = self.complete(*self.encode(batch.prompts), greedy=True)
-            drawn = self.complete(*self.encode(batch.prompts, self.val_samples)) if self.val_samples else None
-            with self._validation.guard():
-                transcript: Transcript = self.transcribe(batch, greedy)
-                self._validation.add(part, transcript, batch.counted)
-                if part == "val":
-                    self.last_validation = transcript
-                if drawn is not None:
-                    several = self.transcribe(batch, drawn, self.val_samples)
-                    counted = [flag for flag in batch.counted for _ in range(self.val_samples)]
-                    self._validation.add(f"{part}/sampled", several, counted)
+        seed = derive_seed(base_seed(self.seed), "validation", batch_idx, self.global_rank)
+        with seeded(seed), self._validation.guard():
+            # Ranks may have to sample together: a rank whose rewards fail does not stay behind in any of it.
+            *_, greedy = self.sample(batch, greedy=True)
+            drawn = self.sample(batch, self.val_samples)[-1] if self.val_samples else None
+            transcript: Transcript = self.transcribe(batch, greedy)
+            self._validation.add(part, transcript, batch.counted)
+            if part == "val":
+                self.last_validation = transcript
+            if drawn is not None:
+                several = self.transcribe(batch, drawn, self.val_samples)
+                counted = [flag for flag in batch.counted for _ in range(self.val_samples)]
+                self._validation.add(f"{part}/sampled", several, counted)
 
     def _finish(self) -> dict[str, float]:
         metrics = self._validation.finish(Communicator.world())

@@ -7,12 +7,15 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
-from rlobjectives import RLObjectivesError
+from rlobjectives import Objective, ReMax, RLObjectivesError
 from rlobjectives.integrations.lightning import Experience, PromptDataModule
 from rlobjectives.integrations.lightning.callbacks import SaveCompletions
 from tests.integrations.lightning.runs import fit, make_strategy, uneven
-from tests.integrations.lightning.small_model import ROWS, policy
+from tests.integrations.lightning.small_model import ROWS, long_answer, policy
 from tests.integrations.lightning.toy_critic import ToyAgent, cut_off
+
+ONE_TOO_LONG = [{"prompt": prompt, "answer": "0"} for prompt in ("1+1=", "12+34-56+78=")]
+"""A prompt for each of two ranks, the second above eight tokens."""
 
 
 def refused(folder: str, unwritable: str) -> dict[str, str]:
@@ -24,6 +27,37 @@ def refused(folder: str, unwritable: str) -> dict[str, str]:
         "validation": _validation_error(folder),
         "truncated": _cut_on_one_rank(),
     }
+
+
+def refused_samples(folder: str, strategies: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    """Per strategy, the error of what goes wrong on one rank before and while the ranks sample together."""
+    torch.set_num_threads(1)
+    bounded = {"max_prompt_tokens": 8, "max_new_tokens": 4}
+    validation = {"val_dataset": ONE_TOO_LONG, "val_batch_size": 1}
+    return {
+        strategy: {
+            "training": _told(policy(folder, **bounded), [], strategy, rows=ONE_TOO_LONG),
+            "validation": _told(policy(folder, **bounded, val_samples=1), [], strategy, **validation),
+            "sampling": _sampling_error(folder, strategy),
+        }
+        for strategy in strategies
+    }
+
+
+def _sampling_error(folder: str, strategy: str) -> str:
+    """A sampling that fails on rank 1, before both ranks complete every prompt once more."""
+    objective = Objective(estimator=ReMax())
+    module = policy(folder, objective=objective, rewards=[long_answer], max_new_tokens=4)
+    complete = module.complete
+
+    def failing(*inputs: Any, greedy: bool = False) -> Any:
+        found = complete(*inputs, greedy=greedy)
+        if module.global_rank == 1 and not greedy:
+            raise ValueError("no engine here")
+        return found
+
+    module.complete = failing
+    return _told(module, [], strategy)
 
 
 def _error(folder: str, callbacks: list[Any], *, spoil: bool) -> str:
@@ -69,7 +103,7 @@ def _half_known(rank: int | None, rollout: int) -> Experience:
     return uneven(rank, rollout) if rank else cut_off(rank, rollout)
 
 
-def _told(module: Any, callbacks: list[Any], strategy: str = "ddp", **data: Any) -> str:
+def _told(module: Any, callbacks: list[Any], strategy: str = "ddp", rows: Any = ROWS, **data: Any) -> str:
     trainer = Trainer(
         strategy=make_strategy(strategy),
         accelerator="cpu",
@@ -82,7 +116,7 @@ def _told(module: Any, callbacks: list[Any], strategy: str = "ddp", **data: Any)
         callbacks=callbacks,
     )
     try:
-        trainer.fit(module, PromptDataModule(ROWS, prompts_per_step=2, num_generations=4, seed=0, **data))
+        trainer.fit(module, PromptDataModule(rows, prompts_per_step=2, num_generations=4, seed=0, **data))
     except (RLObjectivesError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integrations.lightning.refusal_runs import refused
+from tests.integrations.lightning.refusal_runs import refused, refused_samples
 from tests.integrations.lightning.small_model import save_small_model
 from tests.ranks import run_ranks
 
@@ -23,3 +23,18 @@ def test_both_ranks_stop(tmp_path):
     assert second["validation"] == "ValueError: no verifier here after 3 transcripts"
     assert first["truncated"].startswith("RankError")
     assert second["truncated"].startswith("MissingColumnError: bootstrap_truncated reads truncated")
+
+
+@pytest.mark.parametrize("strategies", [("ddp", "fsdp2"), ("zero3",)])
+def test_what_fails_before_or_while_ranks_sample_together(tmp_path, strategies):
+    """The rank that fails does not leave the other waiting for its share of the weights."""
+    folder = save_small_model(tmp_path)
+    found = run_ranks(refused_samples, 2, folder, strategies, timeout=120, fresh=True)
+    for strategy in strategies:
+        first, second = (rank[strategy] for rank in found)
+        for part in ("training", "validation"):  # which rank draws the long prompt is up to the shuffle
+            too_long, other = sorted([first[part], second[part]])
+            assert too_long.startswith("CapabilityError: A prompt has 13 tokens"), (strategy, part)
+            assert other.startswith("RankError"), (strategy, part)
+        assert first["sampling"].startswith("RankError"), strategy
+        assert second["sampling"] == "ValueError: no engine here", strategy
