@@ -92,7 +92,7 @@ def extract(
         for argument in [*node.args.args, *node.args.kwonlyargs]:
             argument.annotation = None
     own: dict[str, Any] = dict(scope)
-    exec(compile(ast.Module(body=found, type_ignores=[]), str(path), "exec"), own)  # noqa: S102  # installed code
+    exec(compile(ast.Module(body=[*found], type_ignores=[]), str(path), "exec"), own)  # noqa: S102  # installed code
     return {name: own[name] for name in names}
 
 

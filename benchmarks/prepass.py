@@ -30,8 +30,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlobjectives import GRPO, P3O, Objective, PaddedLayout, Rollouts
 from rlobjectives.integrations.lightning import Experience, ObjectiveMixin
-from rlobjectives.integrations.lightning.rollout_round import Round
 from rlobjectives.integrations.lightning.scoring import score_sequences
+from rlobjectives.integrations.lightning.updates import Updates
 
 GROUP, PROMPT = 8, 8
 SCOPES = {"none": "micro_batch", "reused": "step", "again": "step"}
@@ -112,13 +112,13 @@ def run(name: str, options: argparse.Namespace) -> tuple[list[float], float]:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    opened = Round._open
+    opened = Updates._open
 
-    def never_reused(self: Round, *inputs: Any, reuse: bool) -> Any:
+    def never_reused(self: Updates, *inputs: Any, reuse: bool) -> Any:
         return opened(self, *inputs, reuse=reuse and name != "again")
 
-    with mock.patch.object(Round, "_open", never_reused):
-        trainer.fit(policy, DataLoader(torch.arange(options.rollouts)))
+    with mock.patch.object(Updates, "_open", never_reused):
+        trainer.fit(policy, DataLoader(torch.arange(options.rollouts)))  # type: ignore[arg-type]
     metrics = trainer.callback_metrics
     return policy.seconds[1:], float(metrics.get("time/prepass_seconds", 0.0))
 

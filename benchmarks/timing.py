@@ -77,7 +77,7 @@ def peak_bytes(function: Callable[[], object]) -> int:
     ) as profile:
         result = function()
     held = highest = 0
-    events = [one for one in profile.profiler.kineto_results.events() if one.name() == "[memory]"]  # type: ignore[union-attr]
+    events = [one for one in profile.profiler.kineto_results.events() if one.name() == "[memory]"]
     for one in sorted(events, key=lambda event: event.start_ns()):
         held += one.nbytes()
         highest = max(highest, held)

@@ -142,7 +142,7 @@ def variants(kind: type[Component]) -> list[Component]:
     given = given_options(kind)
     options: list[Mapping[str, Any]] = [{}]
     hints = typing.get_type_hints(kind)
-    for one in dataclasses.fields(kind):  # type: ignore[arg-type]
+    for one in dataclasses.fields(kind):
         if one.name not in given:
             options += [{one.name: choice} for choice in _choices(hints[one.name]) if choice != one.default]
     options += HINTS.get(kind.__name__, ())
@@ -184,7 +184,7 @@ def label(part: Component) -> str:
     """The part and the options that differ from its defaults; the same in every process."""
     changed = {
         one.name: getattr(part, one.name)
-        for one in dataclasses.fields(part)  # type: ignore[arg-type]
+        for one in dataclasses.fields(part)
         if getattr(part, one.name) != one.default
     }
     options = (
@@ -196,7 +196,7 @@ def label(part: Component) -> str:
 
 def _with(part: Component) -> Objective:
     role = next(name for name, kind in ROLES.items() if isinstance(part, kind))
-    return Objective(**{"estimator": GRPO(), role: part, "name": label(part)})  # type: ignore[arg-type]
+    return Objective(**{"estimator": GRPO(), role: part, "name": label(part)})
 
 
 def exact_under_cuts(objective: Objective) -> bool:
@@ -204,7 +204,7 @@ def exact_under_cuts(objective: Objective) -> bool:
     return not any(
         getattr(part, one.name) == "micro_batch"
         for part in objective.parts().values()
-        for one in dataclasses.fields(part)  # type: ignore[arg-type]
+        for one in dataclasses.fields(part)
     )
 
 

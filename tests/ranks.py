@@ -149,12 +149,12 @@ class _Pool:
     def _collect(self, timeout: float, name: str) -> tuple[list[Any], list[int]]:
         results: dict[int, Any] = {}
         failed: list[int] = []
-        dead: dict[int, BaseException] = {}
+        dead: dict[int, Any] = {}
         begin = time.monotonic()
         deadline = begin + timeout
         pending = {connection: rank for rank, connection in enumerate(self.connections)}
         while pending:
-            ready = wait([*pending], max(0.0, deadline - time.monotonic()))
+            ready: list[Any] = wait([*pending], max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise self._hung(
                     name, [*pending.values()], time.monotonic() - begin, {**_only(results, failed), **dead}
@@ -179,9 +179,7 @@ class _Pool:
             raise RankFailure(text, {**_only(results, failed), **dead})
         return [results[rank] for rank in range(self.world_size)], sorted(failed)
 
-    def _hung(
-        self, name: str, ranks: list[int], seconds: float, errors: dict[int, BaseException]
-    ) -> RankFailure:
+    def _hung(self, name: str, ranks: list[int], seconds: float, errors: dict[int, Any]) -> RankFailure:
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.processes[rank].pid or 0, signal.SIGUSR1)

@@ -34,7 +34,7 @@ def arguments(thing: object) -> list[str]:
     if inspect.isclass(thing) and (issubclass(thing, BaseException) or inspect.isabstract(thing)):
         return []
     try:
-        parameters = inspect.signature(thing).parameters.values()  # type: ignore[arg-type]
+        parameters = inspect.signature(thing).parameters.values()
     except ValueError:
         return []
     return [p.name for p in parameters if p.name != "self" and not p.name.startswith("_")]

@@ -112,8 +112,8 @@ def test_expected_errors_come_back_as_results_and_the_ranks_live_on():
     before = run_ranks(process, 2)
     fine, error = run_ranks(raise_on_one, 2, expect_errors=True)
     assert fine == "fine"
-    assert isinstance(error, ValueError)
     assert "in raise_on_one" in error.rank_traceback
+    assert isinstance(error, ValueError)
     assert run_ranks(process, 2) == before
     assert run_ranks(add_up, 2, Answer(0, torch.zeros(1)))[0].total.item() == 1.0
 

@@ -69,7 +69,8 @@ def declared() -> Iterator[tuple[str, Mapping[str, Metric]]]:
 
 def _of_options(kind: type[Component]) -> dict[str, Metric]:
     """What instances declare that the class does not: by default, and with each named choice of an option."""
-    hints, metrics = typing.get_type_hints(kind), {}
+    hints = typing.get_type_hints(kind)
+    metrics: dict[str, Metric] = {}
     options: list[dict[str, object]] = [{}]
     for one in dataclasses.fields(kind):  # type: ignore[arg-type]
         options += [

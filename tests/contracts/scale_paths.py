@@ -81,11 +81,12 @@ class Toy(LightningModule):
     # Every micro-batch in one training_step.
 
     def sync_on_last(self, batch_idx: int) -> None:
+        model: Any = self.trainer.strategy.model
         for j in range(MICRO_BATCHES):
             last = j == MICRO_BATCHES - 1
             optimizer = self.optimizers()
             with optimizer.toggle_model(sync_grad=last):
-                self.manual_backward(loss_of(self.trainer.strategy.model(tokens(self.global_rank, j))))
+                self.manual_backward(loss_of(model(tokens(self.global_rank, j))))
         self.optimizers().step()
 
     def engine_with_boundary(self, batch_idx: int) -> None:

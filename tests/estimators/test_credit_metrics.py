@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -191,7 +193,7 @@ def test_an_answer_is_correct_by_its_first_reward():
         group_ids=torch.tensor([0, 0, 0]),
         layout=layout_of([[1, 0], [1, 1], [1, 1]]),
     )
-    found = length_metrics(rollouts)
+    found: Any = length_metrics(rollouts)
     assert found["response/correct_length_"].mean.item() == 1.0
     assert found["response/incorrect_length_"].mean.item() == 2.0
     assert found["response/incorrect_length_"].count.item() == 1.0
@@ -200,7 +202,7 @@ def test_an_answer_is_correct_by_its_first_reward():
 def test_lengths_split_by_outcome():
     scored = torch.tensor([True, True, True, False])
     rollouts = rollouts_of([[1, 1, 1], [1, 1], [1], [1, 1, 1, 1]], [1.0, 0.0, 0.0, 1.0], scored=scored)
-    found = length_metrics(rollouts)
+    found: Any = length_metrics(rollouts)
     close(found["response/length_"].mean, 2.5)
     close(found["response/length_max"].value, 4.0)
     close(found["response/correct_length_"].mean, 3.0)

@@ -127,7 +127,9 @@ def test_vtrace_equals_the_plain_recursion(seed, lengths, discount, decay, clips
             [math.exp(x) for x in pick(logs)],
             discount,
             decay,
-            *clips,
+            clips[0],
+            clips[1],
+            clips[2],
             bootstrap=ends[row],
         )
         close(targets[row], oracle.spread(expected[0], counted))

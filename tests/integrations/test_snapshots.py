@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def test_ages_and_weights(interval, staleness, ages):
     assert [age for age, _ in seen] == ages
     assert [weight for _, weight in seen] == [float(step - age) for step, age in enumerate(ages)]
     assert float(module[0].weight.detach()[0, 0]) == 6.0
-    report = snapshots.metrics()
+    report: dict[str, Any] = snapshots.metrics()
     assert report.keys() == SNAPSHOT_METRICS.keys()
     assert float(report["rollout/policy_age"].value) == ages[-1]
 

@@ -215,7 +215,7 @@ def test_sequences_are_aligned_with_their_ids() -> None:
 def test_bad_input_is_named(arguments: dict[str, object], error: type[Exception], words: str) -> None:
     given = {"ids": torch.zeros(2, dtype=torch.long)} | arguments
     with pytest.raises(error) as caught:
-        token_logprobs(torch.zeros(2, 4), **given)  # type: ignore[arg-type]
+        token_logprobs(torch.zeros(2, 4), **given)
     assert words in str(caught.value)
     with pytest.raises(ShapeError, match="gather it first"):
         hidden_logprobs(torch.zeros(2, 4), torch.zeros(0), torch.zeros(2, dtype=torch.long))

@@ -49,4 +49,4 @@ def test_entropy_steps_towards_its_target_and_rests_above_it() -> None:
 )
 def test_numbers_out_of_range_are_refused(make: object) -> None:
     with pytest.raises(CapabilityError):
-        make()  # type: ignore[operator]
+        make()

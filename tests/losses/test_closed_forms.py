@@ -99,7 +99,7 @@ def expected(loss: Oracle, batch: Batch) -> tuple[list[float], list[float]]:
     slopes: list[float] = []
     for place in range(len(batch.lengths)):
         row = {name: rows[place] for name, rows in batch.columns.items()}
-        value, slope = value_and_slope(lambda logprobs, row=row: loss(logprobs, row), row["logprobs"])
+        value, slope = value_and_slope(lambda logprobs: loss(logprobs, row), row["logprobs"])
         values += value
         slopes += slope
     return values, slopes
@@ -202,11 +202,14 @@ def test_context_shards_agree_with_whole_sequences(case: str) -> None:
     for span, shard in zip(shards, pieces, strict=True):
         # A rank meets the others' sums: run every other rank first and add what it would have sent.
         sent: list[torch.Tensor] = []
+
+        def send(local: torch.Tensor, sent=sent) -> torch.Tensor:
+            sent.append(local)
+            return local
+
         for other in pieces:
             if other is not shard:
-                listening = replace(
-                    context_of(other.layout), context_sum=lambda x, sent=sent: (sent.append(x), x)[1]
-                )
+                listening = replace(context_of(other.layout), context_sum=send)
                 part.value_and_slope(other.detach(), listening)
         calls = []
 

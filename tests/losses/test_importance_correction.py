@@ -346,4 +346,4 @@ class TestRefusals:
 
     def test_field_must_be_of_its_kind(self):
         with pytest.raises(CapabilityError, match="correction is"):
-            Objective(estimator=GRPO(), correction=KLPenalty())  # type: ignore[arg-type]
+            Objective(estimator=GRPO(), correction=KLPenalty())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -34,13 +35,13 @@ def test_value_and_slope_match_the_formula(estimator: str) -> None:
     for place in range(len(LENGTHS)):
         row = {name: rows[place] for name, rows in batch.columns.items()}
         value, slope = value_and_slope(
-            lambda l, row=row: oracle.kl(l, row["ref_logprobs"], estimator, row["old_logprobs"]),
+            lambda l: oracle.kl(l, row["ref_logprobs"], estimator, row["old_logprobs"]),
             row["logprobs"],
         )
         values += value
         slopes += slope
     for tokens in (batch.padded(), batch.packed()):
-        found = run(KLPenalty(coef=0.3, estimator=estimator), tokens)
+        found: Any = run(KLPenalty(coef=0.3, estimator=estimator), tokens)
         assert counted(found.value, tokens.layout) == pytest.approx([0.3 * v for v in values], rel=1e-11)
         assert counted(found.slope, tokens.layout) == pytest.approx([0.3 * s for s in slopes], rel=1e-11)
         expected = math.fsum(values) / len(values)

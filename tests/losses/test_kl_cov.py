@@ -26,11 +26,11 @@ def objective(**options) -> Objective:
 def flat(data: Data) -> tuple[list[float], list[float], list[float]]:
     """Counted tokens: current and old log-probabilities, advantages."""
     advantages = data.advantages[:, None].expand(data.mask.shape)
-    columns = (data.columns["logprobs"], data.columns["old_logprobs"], advantages)
-    return tuple(column[data.mask].tolist() for column in columns)
+    logprobs, old = data.columns["logprobs"], data.columns["old_logprobs"]
+    return logprobs[data.mask].tolist(), old[data.mask].tolist(), advantages[data.mask].tolist()
 
 
-def naive(data: Data, fraction: float, coef: float, divergence: str) -> tuple[float, torch.Tensor]:
+def naive(data: Data, fraction: float, coef: float, divergence: str) -> tuple[float, torch.Tensor | None]:
     """The formula in plain PyTorch, with autograd."""
     leaf = data.columns["logprobs"].clone().requires_grad_()
     log = (leaf - data.columns["old_logprobs"])[data.mask]

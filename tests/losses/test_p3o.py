@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +68,8 @@ def test_golden_tokens():
     loss = objective_.policy_loss.value_and_slope(tokens, window.context("policy_loss"))
     expected = [1.323529411142, -0.799499877796, 2.79693563429, 0.012152844867]
     assert loss.value.flatten().tolist() == pytest.approx(expected, abs=1e-11)
-    ess = window.context("policy_loss")["weights"].value(1e-8)
+    weights: Any = window.context("policy_loss")["weights"]
+    ess = weights.value(1e-8)
     divergence = [0, 0.19314718056, 0.30685281944, 0.63629436112]
     score = [1.323529411142, -0.864829071281, 2.69314718056, -0.20306436571]
     for token, (k, s) in enumerate(zip(divergence, score, strict=True)):
@@ -294,7 +296,8 @@ def test_exact_mode_takes_its_gradient_from_the_divergence_column():
         layout, leaf, advantages=window.advantages(data.advantages, layout), behavior_kl=column
     )
     window.loss(tokens).loss.backward()
-    size = float(window.context("policy_loss")["weights"].value())
+    weights: Any = window.context("policy_loss")["weights"]
+    size = float(weights.value())
     reference = torch.distributions.kl_divergence(
         torch.distributions.Categorical(logits=behavior), torch.distributions.Categorical(logits=logits)
     )[data.mask]

@@ -310,7 +310,7 @@ def test_trl_multiplies_the_reference_divergence_by_the_ratio() -> None:
     data = columns(4)
     for corrected, estimator in ((True, "ratio_k3"), (False, "k3")):
         found = theirs(
-            lambda d, on=corrected: trl_loss(d, MASK, loss_type="grpo", beta=0.1, use_bias_correction_kl=on),
+            lambda d: trl_loss(d, MASK, loss_type="grpo", beta=0.1, use_bias_correction_kl=corrected),
             data,
         )
         kl = KLPenalty(coef=0.1, estimator=estimator)

@@ -288,7 +288,7 @@ KL: dict[str, tuple[list[float], list[float]]] = {
 @pytest.mark.parametrize("estimator", KL)
 def test_kl_estimators(estimator: str) -> None:
     values, slopes = KL[estimator]
-    found = KLPenalty(coef=1.0, estimator=estimator).value_and_slope(fixture(), context_of(fixture().layout))  # type: ignore[arg-type]
+    found = KLPenalty(coef=1.0, estimator=estimator).value_and_slope(fixture(), context_of(fixture().layout))
     assert found.value[MASK].tolist() == pytest.approx(values, abs=2e-12)
     assert found.slope[MASK].tolist() == pytest.approx(slopes, abs=2e-12)
 
@@ -297,7 +297,7 @@ def test_kl_means_are_over_tokens_whatever_the_reduction() -> None:
     means = {"k1": 0.06, "k2": 0.049, "k3": 0.048619295119}
     for estimator, mean in means.items():
         for reduction in (TokenMean(), SequenceSum(), FixedBudget(max_tokens=8)):
-            metrics = window_loss(Reinforce(), reduction, kl=KLPenalty(estimator=estimator))[2]  # type: ignore[arg-type]
+            metrics = window_loss(Reinforce(), reduction, kl=KLPenalty(estimator=estimator))[2]
             assert metrics["policy/kl_to_ref"] == pytest.approx(mean, abs=2e-12)
 
 

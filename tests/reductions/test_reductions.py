@@ -109,7 +109,7 @@ def test_the_budget_is_a_positive_integer() -> None:
         with pytest.raises(CapabilityError, match="max_tokens is"):
             FixedBudget(max_tokens=bad)
     with pytest.raises(TypeError):
-        FixedBudget()
+        FixedBudget()  # type: ignore[call-arg]
 
 
 def test_changing_the_budget_rescales_only_the_fixed_budget() -> None:
@@ -118,7 +118,7 @@ def test_changing_the_budget_rescales_only_the_fixed_budget() -> None:
 
 
 @pytest.mark.parametrize("kind", [SequenceMean, SequenceSum])
-def test_the_count_is_a_choice(kind: type[LossReduction]) -> None:
+def test_the_count_is_a_choice(kind: type[SequenceMean | SequenceSum]) -> None:
     with pytest.raises(CapabilityError, match="count is 'some'"):
         kind(count="some")
 

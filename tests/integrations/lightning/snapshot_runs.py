@@ -42,7 +42,7 @@ class Watched(CausalLMPolicy):
         return experience
 
 
-def watched(folder: str, **options: Any) -> Watched:
+def watched(folder: str, **options: Any) -> Any:
     """The policy of these tests: P3O, on samples of earlier weights."""
     given = {
         "objective": Objective(estimator=GRPO(), policy_loss=P3O()),

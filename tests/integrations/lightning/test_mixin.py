@@ -53,7 +53,9 @@ def test_trainer_options_without_effect_are_refused(options, remedy):
 
 def test_every_mismatch_is_listed_before_training():
     policy = ToyPolicy(uneven, objective=Objective.named("reinforce"), epochs_per_rollout=2)
-    policy.trainer_facts = lambda _: dataclasses.replace(ToyPolicy.trainer_facts(policy), num_generations=1)
+    policy.trainer_facts = lambda datamodule=None: dataclasses.replace(
+        ToyPolicy.trainer_facts(policy), num_generations=1
+    )
     with pytest.raises(CapabilityError) as caught:
         trainer().fit(policy, DataLoader(torch.arange(1)))
     assert "num_generations is 1" in str(caught.value)
@@ -63,7 +65,7 @@ def test_every_mismatch_is_listed_before_training():
 
 def test_an_overridden_forward_is_refused():
     class Deaf(ToyPolicy):
-        def forward(self, ids):
+        def forward(self, ids):  # type: ignore[override]
             return self.net(ids)
 
     with pytest.raises(CapabilityError, match="overrides forward"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.integrations.trl.parts import fed
 
 FIELDS = {one.name for one in dataclasses.fields(GRPOConfig)}
 TRL_EPSILON = {"estimator": {"epsilon": 1e-4}}
-PAIRS = {
+PAIRS: dict[str, tuple[dict[str, Any], Any]] = {
     "grpo": ({"loss_type": "grpo"}, {"name": "grpo", **TRL_EPSILON}),
     "grpo_batch": (
         {"loss_type": "grpo", "scale_rewards": "batch"},

@@ -276,7 +276,7 @@ UNUSED = {
 
 
 @pytest.mark.parametrize("kind", [GRPOTrainer, RLOOTrainer])
-def test_every_column_of_a_batch_is_read_or_passed_on(kind: type) -> None:
+def test_every_column_of_a_batch_is_read_or_passed_on(kind: Any) -> None:
     source = textwrap.dedent(inspect.getsource(kind._generate_and_score_completions))
     columns: set[str] = set()
     for node in ast.walk(ast.parse(source)):
@@ -284,7 +284,7 @@ def test_every_column_of_a_batch_is_read_or_passed_on(kind: type) -> None:
             continue
         (target,) = node.targets[:1]
         if isinstance(target, ast.Name) and target.id == "output" and isinstance(node.value, ast.Dict):
-            columns |= {key.value for key in node.value.keys if isinstance(key, ast.Constant)}
+            columns |= {str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)}
         if (
             isinstance(target, ast.Subscript)
             and isinstance(target.value, ast.Name)

@@ -19,6 +19,7 @@ from rlobjectives import (
     GDPO,
     GRPO,
     CapabilityError,
+    FixedBudget,
     FunctionEstimator,
     ImportanceCorrection,
     KLPenalty,
@@ -321,7 +322,7 @@ def test_bases_in_the_wrong_order_are_refused() -> None:
     for base in (GRPOTrainer, Own):
         with pytest.raises(CapabilityError, match=rf"Write class Trainer\(ObjectiveMixin, {base.__name__}\)"):
 
-            class Trainer(base, ObjectiveMixin):
+            class Trainer(base, ObjectiveMixin):  # type: ignore[valid-type, misc]
                 objective = "gdpo"
 
     class Logging:
@@ -397,9 +398,9 @@ def test_dynamic_sampling_is_said_once_and_checked() -> None:
 
 def test_the_budget_of_a_named_objective_is_the_longest_completion() -> None:
     config = SimpleNamespace(max_completion_length=77)
-    assert as_objective("dr_grpo", config).reduction.max_tokens == 77
+    assert as_objective("dr_grpo", config).reduction == FixedBudget(max_tokens=77)
     own = {"name": "dr_grpo", "reduction": {"max_tokens": 9}}
-    assert as_objective(own, config).reduction.max_tokens == 9
+    assert as_objective(own, config).reduction == FixedBudget(max_tokens=9)
     with pytest.raises(CapabilityError, match="max_tokens"):
         as_objective("dr_grpo")
     with pytest.raises(CapabilityError, match="needs 'name'"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("trl")
@@ -72,7 +74,7 @@ def test_reward_names_stay_different_whatever_they_are() -> None:
 
 
 def test_rounds_of_different_width_merge_row_by_row() -> None:
-    first = {
+    first: dict[str, Any] = {
         "prompt_ids": torch.tensor([[7, 8], [0, 9]]),
         "completion_ids": torch.tensor([[3, 4], [5, 0]]),
         "completion_mask": torch.tensor([[1, 1], [1, 0]]),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 pytest.importorskip("trl")
@@ -19,8 +22,12 @@ TOLERANCE = 2e-6
 
 
 def run(
-    objective: object, *, spoil: object = None, extra: object = None, **overrides: object
-) -> tuple[Tensor, object]:
+    objective: object,
+    *,
+    spoil: Callable[[Any], None] | None = None,
+    extra: dict[str, Any] | None = None,
+    **overrides: object,
+) -> tuple[Tensor, Any]:
     config = GRPOConfig(**tiny.options(**overrides))
     trained = tiny.trainer(ObjectiveGRPOTrainer, config, objective=objective, **(extra or {}))
     if spoil is not None:
@@ -41,7 +48,7 @@ def snapshots(micro_batches: int) -> dict[str, Tensor]:
     """Parameters after every registered objective had a fresh and a stale step, one after the other."""
     kept: list[Snapshots] = []
 
-    def spoil(trained: object) -> None:
+    def spoil(trained: Any) -> None:
         rotate(trained)
         kept.append(Snapshots(trained))
         trained.add_callback(kept[0])
@@ -102,7 +109,7 @@ def test_prepass_sees_the_whole_window_and_costs_nothing_when_the_weights_have_n
     shape = {"num_iterations": 2, "max_steps": 2, "learning_rate": 0.1}
     calls: list[bool] = []
 
-    def count(trained: object) -> None:
+    def count(trained: Any) -> None:
         compute = trained._get_per_token_logps_and_entropies
 
         def counted(*args: object, **kwargs: object) -> object:
@@ -125,7 +132,7 @@ def test_prompts_are_counted_over_the_window() -> None:
     assert float((one - many).abs().max()) <= TOLERANCE
 
 
-def empty(trained: object) -> None:
+def empty(trained: Any) -> None:
     """Nothing counts in the first step."""
     scored = trained._generate_and_score_completions
 
@@ -158,10 +165,10 @@ def test_an_empty_window_changes_nothing() -> None:
     assert not float((tiny.parameters(stock) - before).abs().max()) <= 1e-3
 
 
-def spoiled(value: float, *, masked: bool) -> object:
+def spoiled(value: float, *, masked: bool) -> Callable[[Any], None]:
     """Log-probabilities with a bad value at one masked, or one counted, place."""
 
-    def spoil(trained: object) -> None:
+    def spoil(trained: Any) -> None:
         compute = trained._get_per_token_logps_and_entropies
 
         def changed(
@@ -184,7 +191,7 @@ def spoiled(value: float, *, masked: bool) -> object:
     return spoil
 
 
-def stock_loss(spoil: object, **overrides: object) -> float:
+def stock_loss(spoil: Callable[[Any], None], **overrides: object) -> float:
     stock = tiny.trainer(GRPOTrainer, GRPOConfig(**tiny.options(max_steps=1, **overrides)))
     stock.args.logging_nan_inf_filter = False
     spoil(stock)
@@ -209,7 +216,7 @@ def test_a_bad_value_at_a_counted_token_is_an_error_before_the_step() -> None:
     assert torch.equal(before, tiny.parameters(trained))
 
 
-def drifted(trained: object) -> None:
+def drifted(trained: Any) -> None:
     """Old log-probabilities as sampled; in training one token is 95 nats away."""
     compute = trained._get_per_token_logps_and_entropies
     spoiled(95.0, masked=False)(trained)
@@ -241,7 +248,7 @@ def test_a_log_ratio_of_95_stays_finite_here_and_ruins_stock() -> None:
     assert not torch.isfinite(tiny.parameters(stock)).all()
 
 
-def minus_one(rollouts: object) -> Tensor:
+def minus_one(rollouts: Any) -> Tensor:
     return -torch.ones(rollouts.num_sequences, dtype=torch.float64)
 
 
