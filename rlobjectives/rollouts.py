@@ -44,8 +44,8 @@ class Groups:
     Attributes:
         ids: Sorted unique ids, ``[g]``.
         index: Position of each sequence's group in `ids`, ``[n]``.
-        sizes: Members of each group, int64 ``[g]``.
-        smallest: Size of the smallest group (0 when there is no sequence), read once.
+        sizes: Members of each group, int64 ``[g]``; dummies are none.
+        smallest: Size of the smallest group that has a member (0 when there is none), read once.
     """
 
     ids: Tensor
@@ -54,11 +54,25 @@ class Groups:
     smallest: int
 
     @classmethod
-    def of(cls, group_ids: Tensor, name: str = "group_ids", *, meaning: str = _ONE_A_PROMPT) -> Groups:
-        """Number the groups of integer ids ``[n]``; ``meaning`` is for the message where they are something else."""
+    def of(
+        cls,
+        group_ids: Tensor,
+        name: str = "group_ids",
+        *,
+        meaning: str = _ONE_A_PROMPT,
+        genuine: Tensor | None = None,
+    ) -> Groups:
+        """Number the groups of integer ids ``[n]``; ``meaning`` is for the message where they are something else.
+
+        ``genuine`` is False for dummies, which keep their place in `index`.
+        """
         check_integral(name, group_ids, meaning=meaning)
         ids, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
-        return cls(ids, index, sizes, int(sizes.min()) if sizes.numel() else 0)
+        if genuine is not None:
+            sizes = torch.zeros_like(sizes).index_add(0, index, genuine.to(sizes))
+        nobody = index.numel() + 1
+        smallest = int(torch.where(sizes > 0, sizes, nobody).min()) if sizes.numel() else nobody
+        return cls(ids, index, sizes, smallest % nobody)
 
     @property
     def count(self) -> int:
@@ -81,7 +95,7 @@ class Rollouts:
         reward_names: Names of the ``r`` rewards; ``reward_0 …`` by default.
         scored: Bool ``[n, r]``, False where a reward is missing. A missing cell leaves that reward's
             statistics and adds nothing; whatever it holds is ignored. None: every cell is scored. Dummies, which the
-            layout's ``sequence_mask`` leaves out, are never scored: whose prompt they repeat is no matter.
+            layout's ``sequence_mask`` leaves out, are never scored and no members of the group they repeat.
         values: Critic values of each token, shaped like the layout's mask (as every token column).
         token_rewards: Rewards given at tokens, on top of `rewards`.
         old_logprobs: Log-probability of each token, in nats, under the policy before any update.
@@ -98,7 +112,7 @@ class Rollouts:
             ``scored`` is False: a reward counts on both sides of the comparison or on neither.
         groups: Filled in from ``group_ids``; leave it out.
         sessions: Filled in from ``session_ids``; leave it out.
-        unscored: Filled in: whether some sequence has no scored reward at all.
+        unscored: Filled in: whether some genuine sequence has no scored reward at all.
         uncredited: Filled in: whether some sequence has a reward other than 0 and no token to carry it.
         unbootstrapped: Filled in: whether some sequence is truncated and nothing says what follows it.
 
@@ -159,9 +173,11 @@ class Rollouts:
         check_shape("scored", scored, (count, width), "one flag a reward cell")
         if scored.dtype is not torch.bool:
             raise ShapeError(f"scored has dtype {scored.dtype}; expected torch.bool.")
+        genuine = None
         if self.layout is not None and "sequence_mask" in self.layout.facts:
             self._check_count(count)
-            scored = scored & self.genuine.unsqueeze(1)
+            genuine = self.genuine
+            scored = scored & genuine.unsqueeze(1)
         self._set("scored", scored)
         names = self.reward_names or tuple(f"reward_{column}" for column in range(width))
         if len(names) != width or len(set(names)) != width:
@@ -170,18 +186,19 @@ class Rollouts:
             )
         self._set("reward_names", tuple(names))
         check_shape("group_ids", self.group_ids, (count,), "one prompt id a sequence")
-        self._set("groups", Groups.of(self.group_ids))
-        self._check_scored_rewards()
+        self._set("groups", Groups.of(self.group_ids, genuine=genuine))
+        self._check_scored_rewards(genuine)
         self._check_tokens(count)
         self._check_sequences(count)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
-    def _check_scored_rewards(self) -> None:
+    def _check_scored_rewards(self, genuine: Tensor | None) -> None:
         assert self.scored is not None and self.reward_names is not None
         bad = self.scored & ~(self.rewards.abs() <= _FLOAT32_MAX)
-        broken, unscored = torch.stack([bad.any(), ~self.scored.any(1).all()]).tolist()
+        told = self.scored.any(1) if genuine is None else self.scored.any(1) | ~genuine
+        broken, unscored = torch.stack([bad.any(), ~told.all()]).tolist()
         self._set("unscored", unscored)
         if broken:
             columns = bad.any(0).nonzero().flatten().tolist()

@@ -81,6 +81,23 @@ def test_groups_are_any_ids_in_any_order() -> None:
     assert Groups.of(torch.tensor([], dtype=torch.int32)).smallest == 0
 
 
+def test_dummies_are_unscored_members_of_no_group() -> None:
+    flags = torch.tensor([True, True, False, False])
+    layout = PaddedLayout(flags[:, None].expand(4, 2), sequence_mask=flags)
+    rewards = torch.tensor([1.0, 0.0, torch.nan, 5.0])
+    rollouts = Rollouts(rewards=rewards, group_ids=torch.tensor([7, 7, 7, 3]), layout=layout)
+    assert rollouts.scored is not None
+    assert rollouts.scored.flatten().tolist() == flags.tolist()
+    assert rollouts.rewards.flatten().tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert not rollouts.unscored and not rollouts.uncredited
+    groups = rollouts.groups
+    assert (groups.ids.tolist(), groups.sizes.tolist(), groups.smallest) == ([3, 7], [0, 2], 2)
+    nobody = Rollouts(
+        rewards=rewards, group_ids=torch.arange(4), layout=layout.with_facts(sequence_mask=flags & False)
+    )
+    assert nobody.groups.smallest == 0
+
+
 def test_rollouts_pickle_and_replace() -> None:
     rollouts = Rollouts(rewards=REWARDS, group_ids=IDS, layout=LAYOUT)
     again = pickle.loads(pickle.dumps(rollouts))

@@ -236,17 +236,18 @@ def check_singletons(rollouts: Rollouts, reader: str, on_singleton: str) -> None
     """Refuse a group of one completion unless the caller asked for exact zeros.
 
     A group whose members exist but are unscored is another matter: it gives zeros and is counted
-    in ``reward/unscored_fraction``.
+    in ``reward/unscored_fraction``. Dummies (`Rollouts.genuine`) are no members.
 
     Raises:
         CapabilityError: If a prompt has one completion and ``on_singleton`` is ``"error"``.
     """
     check_choice("on_singleton", on_singleton, ("error", "zero"))
     if on_singleton == "error" and 0 < rollouts.groups.smallest < 2:
-        alone = rollouts.groups.ids[rollouts.groups.sizes == 1].tolist()
+        groups = rollouts.groups
+        alone, count = groups.ids[groups.sizes == 1].tolist(), int((groups.sizes > 0).sum())
         shown = ", ".join(map(str, alone[:5])) + (", …" if len(alone) > 5 else "")
         raise CapabilityError(
             f"{reader} compares completions of one prompt, but {len(alone):,} of "
-            f"{rollouts.groups.count:,} groups have a single completion (group_ids {shown}). "
+            f"{count:,} groups have a single completion (group_ids {shown}). "
             'Sample at least 2 per prompt, drop those groups, or set on_singleton="zero".'
         )

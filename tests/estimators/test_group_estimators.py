@@ -14,14 +14,17 @@ from rlobjectives import (
     GPG,
     GRPO,
     OPO,
+    RLOO,
     BatchBaseline,
     CapabilityError,
     MaxRL,
     MissingColumnError,
     NonFiniteError,
     Objective,
+    OptimalTokenBaseline,
     PaddedLayout,
     PassAtK,
+    ReinforcePlusPlusBaseline,
     Rollouts,
     ShapeError,
     TrainerFacts,
@@ -332,6 +335,46 @@ def test_a_singleton_is_an_error_or_zero(estimator):
         estimator.estimate(rollouts)
     lenient = dataclasses.replace(estimator, on_singleton="zero")
     assert final(lenient, rollouts)[0].tolist() == [0.0]
+
+
+COMPARING = [*CENTRING, GRPO(), GRPO(baseline="leave_one_out"), GDPO(), RLOO(), ReinforcePlusPlusBaseline()]
+COMPARING += [OptimalTokenBaseline()]
+
+
+def with_dummies(rewards, groups, genuine):
+    """Rows of one or two tokens; those that are not genuine only keep ranks in step, and hold anything."""
+    flags = torch.tensor(genuine)
+    mask = torch.tensor([[True, row % 2 == 0] for row in range(len(rewards))]) & flags[:, None]
+    facts = {} if all(genuine) else {"sequence_mask": flags}
+    half = torch.full(mask.shape, 0.5, dtype=torch.float64)
+    return Rollouts(
+        rewards=torch.tensor(rewards)[:, None] * torch.tensor([1.0, 0.5]),
+        group_ids=torch.tensor(groups),
+        layout=PaddedLayout(mask, **facts),
+        old_logprobs=half.log(),
+        squared_probs=half,
+    )
+
+
+@pytest.mark.parametrize("estimator", COMPARING, ids=repr)
+class TestDummies:
+    def test_they_change_nothing(self, estimator):
+        """Neither a dummy of a group, nor a group of dummies, whatever their rewards."""
+        genuine = [True, True, True, True, False, False, False]
+        padded = with_dummies([1.0, 0.0, 0.5, 0.25, 9.0, math.nan, 3.0], [4, 4, 8, 8, 4, 4, 1], genuine)
+        alone = with_dummies([1.0, 0.0, 0.5, 0.25], [4, 4, 8, 8], [True] * 4)
+        found = estimator.estimate(padded)
+        assert torch.equal(found[:4], estimator.estimate(alone))
+        assert not found.reshape(7, -1)[4:, 0].any()  # further columns are the estimator's own
+
+    def test_they_make_no_singleton(self, estimator):
+        rollouts = with_dummies([1.0, 0.0, 0.0, 0.0], [4, 4, 4, 8], [True, True, True, False])
+        assert estimator.estimate(rollouts)[:3].any()
+
+    def test_they_save_no_singleton(self, estimator):
+        rollouts = with_dummies([1.0, 0.0, 0.5, 0.5, 0.5], [4, 4, 8, 8, 2], [True, True, True, False, False])
+        with pytest.raises(CapabilityError, match=r"1 of 2 groups have a single completion \(group_ids 8\)"):
+            estimator.estimate(rollouts)
 
 
 @pytest.mark.parametrize("kind", [OPO, GPG, MaxRL, PassAtK])
