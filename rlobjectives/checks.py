@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ __all__ = [
     "check_mask",
     "check_number",
     "check_numbers",
+    "check_options",
     "check_positive_int",
     "check_seed",
     "check_shape",
@@ -181,6 +184,18 @@ def check_positive_int(name: str, value: object) -> None:
     """Raise unless ``value`` is an integer of at least 1 (True is refused)."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise CapabilityError(f"{name} is {value!r}; expected a positive integer.")
+
+
+def check_options(where: str, kind: type, options: Iterable[str]) -> None:
+    """Raise unless a dataclass takes every option of these names."""
+    names = [one.name for one in dataclasses.fields(kind) if one.init]
+    for option in options:
+        if option not in names:
+            close = difflib.get_close_matches(str(option), names, n=1)
+            raise CapabilityError(
+                f"{where}: {kind.__name__} has no option {option!r}; it has {', '.join(names) or 'none'}."
+                + (f" Did you mean {close[0]!r}?" if close else "")
+            )
 
 
 def check_seed(seed: object) -> None:

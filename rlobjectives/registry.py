@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlobjectives.checks import check_options
 from rlobjectives.component import Component
 from rlobjectives.errors import CapabilityError, UnknownAlgorithmError
 
@@ -337,19 +338,12 @@ def _only_class(role: str) -> Callable[..., Any] | None:
 def _make(algorithm: str, role: str, kind: Callable[..., Any], options: Mapping[str, object]) -> Any:
     if not dataclasses.is_dataclass(kind):  # a class of the user's own making says itself what it takes
         return kind(**options)
-    known = [one for one in dataclasses.fields(kind) if one.init]
-    names = [one.name for one in known]
-    for option in options:
-        if option not in names:
-            close = difflib.get_close_matches(option, names, n=1)
-            raise CapabilityError(
-                f"{algorithm}: {kind.__name__} has no option {option!r}; it has {', '.join(names) or 'none'}."
-                + (f" Did you mean {close[0]!r}?" if close else "")
-            )
+    check_options(algorithm, kind, options)
     missing = [
         one.name
-        for one in known
-        if one.default is dataclasses.MISSING
+        for one in dataclasses.fields(kind)
+        if one.init
+        and one.default is dataclasses.MISSING
         and one.default_factory is dataclasses.MISSING
         and one.name not in options
     ]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_choice, check_number
+from rlobjectives.checks import check_choice, check_number, check_options
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.layouts import TokenLayout
@@ -109,6 +109,16 @@ class Rejection:
         return passed
 
 
+def _rejection(test: object) -> Rejection:
+    """A test, made from its options where a file gives them."""
+    if isinstance(test, Mapping):
+        check_options("reject", Rejection, test)
+        return Rejection(**test)
+    if not isinstance(test, Rejection):
+        raise CapabilityError(f"reject holds {test!r}; expected Rejection(measure=..., over=..., high=...).")
+    return test
+
+
 _METRICS: Mapping[str, Metric] = {
     "correction/weight_": Metric(
         Moments, "ratio", "weights on the policy loss, dropped tokens as 0, mean and std"
@@ -136,7 +146,7 @@ class ImportanceCorrection(PolicyCorrection):
         high: Largest weight inside the bounds; None for no bound.
         outside: What happens outside the bounds: ``"truncate"`` to them (TIS), or ``"mask"`` (IcePop): the
             token, or with a sequence's weight the whole sequence, is dropped.
-        reject: Further tests; whatever fails one is dropped.
+        reject: Further tests; whatever fails one is dropped. In a file, a test is the mapping of its options.
         veto: Drop every sequence with a token whose w is below this.
         normalize: Divide by the mean weight of the window's kept tokens, so that the mean becomes 1.
         denominator: ``"original"``: dropped tokens still count in the reduction's denominators. ``"kept"``:
@@ -180,12 +190,11 @@ class ImportanceCorrection(PolicyCorrection):
         check_number("low", self.low, low=0.0)
         if self.high is not None:
             check_number("high", self.high, low=self.low, open_low=self.low == 0.0)
-        object.__setattr__(self, "reject", tuple(self.reject))
-        for test in self.reject:
-            if not isinstance(test, Rejection):
-                raise CapabilityError(
-                    f"reject holds {test!r}; expected Rejection(measure=..., over=..., high=...)."
-                )
+        if not isinstance(self.reject, (tuple, list)):
+            raise CapabilityError(
+                f"reject is {self.reject!r}; expected a list of tests, each a Rejection or its options."
+            )
+        object.__setattr__(self, "reject", tuple(_rejection(test) for test in self.reject))
         if self.veto is not None:
             check_number("veto", self.veto, low=0.0, open_low=True)
         if self.weight == "none" and (self.normalize or not (self.reject or self.veto)):

@@ -7,7 +7,15 @@ import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule
 
-from rlobjectives import GSPO, CapabilityError, ClippedSurrogate, Objective, TokenMean
+from rlobjectives import (
+    GSPO,
+    CapabilityError,
+    ClippedSurrogate,
+    ImportanceCorrection,
+    Objective,
+    Rejection,
+    TokenMean,
+)
 from rlobjectives.cli.named import names_in_arguments, names_in_files
 from rlobjectives.registry import ALGORITHMS
 
@@ -50,6 +58,14 @@ def test_a_class_named_in_place_of_the_default_has_its_own_defaults(tmp_path):
         tmp_path / "run.yaml", {"estimator": {"class_path": "GRPO"}, "policy_loss": {"class_path": "GSPO"}}
     )
     assert objective.policy_loss == GSPO()
+
+
+def test_options_of_an_optional_part_and_of_what_it_holds(tmp_path):
+    objective = in_file(
+        tmp_path / "run.yaml",
+        {"estimator": {"class_path": "GRPO"}, "correction": {"reject": [{"over": "sum", "high": 2.0}]}},
+    )
+    assert objective.correction == ImportanceCorrection(reject=(Rejection(over="sum", high=2.0),))
 
 
 def test_what_a_configuration_leaves_out_is_the_default(tmp_path):

@@ -344,6 +344,19 @@ class TestRefusals:
         with pytest.raises(CapabilityError):
             Rejection(**options)
 
+    def test_rejections_from_a_file(self):
+        """A mapping of options stands for each, in `Objective.named` as in the constructor."""
+        tests = [{"over": "sum", "high": 2.0}, {"measure": "k2", "high": 1.0}]
+        made = ImportanceCorrection(
+            reject=(Rejection(over="sum", high=2.0), Rejection(measure="k2", high=1.0))
+        )
+        assert ImportanceCorrection(reject=tests) == made
+        assert Objective.named("grpo", correction={"reject": tests}).correction == made
+        with pytest.raises(CapabilityError, match=r"reject: Rejection has no option 'ower'.*mean 'over'\?"):
+            ImportanceCorrection(reject=[{"ower": "sum", "high": 2.0}])
+        with pytest.raises(CapabilityError, match="expected a list of tests"):
+            ImportanceCorrection(reject=tests[0])
+
     def test_field_must_be_of_its_kind(self):
         with pytest.raises(CapabilityError, match="correction is"):
             Objective(estimator=GRPO(), correction=KLPenalty())

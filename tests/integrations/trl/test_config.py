@@ -17,6 +17,7 @@ from rlobjectives import (
     EntropyMask,
     ImportanceCorrection,
     KLPenalty,
+    Rejection,
     SequenceMean,
 )
 from rlobjectives.integrations.trl import ObjectiveConfig, ObjectiveGRPOTrainer
@@ -54,6 +55,16 @@ def parsed(folder: Path, lines: str) -> ObjectiveConfig:
         ("off_policy_mask: {threshold: 0.5, against: behavior}", OPSM(threshold=0.5, against="behavior")),
         ("entropy_mask: {fraction: 0.2}", EntropyMask(fraction=0.2)),
         ("correction: {weight: token, high: 1.5}", ImportanceCorrection(weight="token", high=1.5)),
+        (
+            "correction: {weight: none, reject: [{over: sum, high: 2.0}, {measure: k2, high: 1.0}]}",
+            ImportanceCorrection(
+                weight="none", reject=(Rejection(over="sum", high=2.0), Rejection(measure="k2", high=1.0))
+            ),
+        ),
+        (
+            "correction: {class_path: ImportanceCorrection, init_args: {reject: [{over: sum, high: 2.0}]}}",
+            ImportanceCorrection(reject=(Rejection(over="sum", high=2.0),)),
+        ),
         ("kl: {coef: 0.1}", KLPenalty(coef=0.1)),
         ("off_policy_mask: rlobjectives:OPSM", OPSM()),
         (
