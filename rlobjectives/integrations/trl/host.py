@@ -29,6 +29,7 @@ CONTRACT: dict[str, tuple[str, ...]] = {
     "compute_loss": ("model", "inputs", "return_outputs", "num_items_in_batch"),
     "_compute_loss": ("model", "inputs"),
     "_prepare_inputs": ("generation_batch",),
+    "_generate": ("prompts",),
     "_calculate_rewards": ("inputs", "prompts", "completions", "completion_ids_list"),
     "_generate_and_score_completions": ("inputs",),
     "_get_per_token_logps_and_entropies": (
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
         def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor: ...  # noqa: D102
         def _prepare_inputs(self, generation_batch: Any) -> Any: ...
         def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor: ...
+        def _generate(self, prompts: Any) -> tuple[Any, ...]: ...
         def _calculate_rewards(
             self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
         ) -> Tensor: ...

@@ -47,6 +47,7 @@ class SamplingMixin(Host):
     dynamic_sampling: Any = None
     max_resamples: Any = None
     _generates: bool = True  # by the model's own `generate`
+    _tool_mask: list[list[int]] | None = None  # of the completions that TRL has just made
     _sampler_must_say: str = ""  # why the sampler's log-probabilities may not be left out
 
     def _begin_sampling(self) -> None:
@@ -55,11 +56,20 @@ class SamplingMixin(Host):
         self._kinds: dict[str, type[Stat]] = {}
         self._evaluation_rows: int | None = None  # still to come, where known
 
+    def _generate(self, prompts: Any) -> tuple[Any, ...]:
+        """TRL's completions; which tokens no tool wrote is kept, before that of truncated ones is lost."""
+        found = super()._generate(prompts)
+        # The third thing is that mask, or None; RLOO, which has no tools, gives three in all.
+        self._tool_mask = found[2] if len(found) > 3 else None
+        return found
+
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
     ) -> Tensor:
         """Keep what TRL is about to forget; `_watch_rewards` keeps the matrix."""
-        self._lengths = torch.tensor([len(ids) for ids in completion_ids_list], device=self.args.device)
+        mask, self._tool_mask = self._tool_mask, None
+        sizes = [len(ids) for ids in completion_ids_list] if mask is None else [sum(row) for row in mask]
+        self._lengths = torch.tensor(sizes, device=self.args.device)
         if self.objective.capabilities.needs_teacher:
             raise_together(silent_teacher(inputs, completion_ids_list))
             self._teacher = teacher_column(inputs).to(self.args.device)
@@ -215,7 +225,7 @@ class SamplingMixin(Host):
     # What people watch about rewards
 
     def _response_lengths(self, output: dict[str, Any], layout: PaddedLayout) -> Tensor:
-        """Tokens of all ranks' responses, those that are masked for being truncated included (their tools' tokens too)."""
+        """Tokens of all ranks' responses but for their tools', those that are masked for being truncated included."""
         own = layout.token_counts()
         masked = output["completion_mask"].sum(1) == 0
         own = torch.where(masked, self._lengths.to(own), own)

@@ -35,6 +35,13 @@ def test_signature(kind: type, name: str) -> None:
     assert leading[: len(expected)] == expected, f"{kind.__name__}.{name} has another signature"
 
 
+def test_completions_come_second_and_the_mask_of_tools_third() -> None:
+    """RLOO, which has no tools, gives three things in all."""
+    with_tools, without = (inspect.getsource(kind._generate).split() for kind in (GRPOTrainer, RLOOTrainer))
+    assert "prompt_ids, completion_ids, tool_mask, completions," in " ".join(with_tools)
+    assert " ".join(without).endswith("return prompt_ids, completion_ids, completions")
+
+
 def test_the_trainer_collects_a_step_before_its_first_micro_batch() -> None:
     source = inspect.getsource(Trainer)
     assert "get_batch_samples(epoch_iterator, num_batches" in source

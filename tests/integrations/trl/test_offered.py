@@ -86,6 +86,23 @@ def test_tokens_of_a_tool_carry_no_loss() -> None:
     assert gap(ours, run(ObjectiveGRPOTrainer, cut, objective=TOKEN_MEAN)) > 1e-3
 
 
+def test_tokens_of_a_tool_are_no_part_of_a_response() -> None:
+    """Of truncated completions neither, whose masks are zeroed before anybody counts."""
+    lengths = []
+    for masked in (False, True):
+        options = {"max_steps": 1, "mask_truncated_completions": masked}
+        trained = run(
+            ObjectiveGRPOTrainer,
+            options,
+            objective=TOKEN_MEAN,
+            rollout_func=with_column("env_mask", every_third),
+        )
+        (logged,) = (entry for entry in trained.state.log_history if "response/length_mean" in entry)
+        assert logged["response/length_mean"] == logged["completions/mean_length"]
+        lengths.append({name: value for name, value in logged.items() if name.startswith("response/length_")})
+    assert lengths[0] == lengths[1]
+
+
 def teacher(ids: list[int]) -> list[float]:
     return [-0.1 * (token % 7) - 0.5 for token in ids]
 
