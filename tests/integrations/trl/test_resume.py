@@ -72,7 +72,8 @@ class SavesBeforeTheOptimizer(TrainerCallback):
     """As `enable_jit_checkpoint` does when the machine is about to be taken away."""
 
     def __init__(self, step: int) -> None:
-        self.step, self.trainer = step, None
+        self.step = step
+        self.trainer: Any = None
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == self.step:
