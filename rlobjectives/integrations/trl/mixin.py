@@ -2,55 +2,33 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import time
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
-import transformers
 from torch import Tensor, nn
-from transformers import Trainer
-from trl import GRPOConfig, RLOOConfig, RLOOTrainer
 
-from rlobjectives.capabilities import TrainerFacts, check
-from rlobjectives.distributed import GradientScale
 from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.trl.checkpoint import Rollout, load_rollout, save_rollout
 from rlobjectives.integrations.trl.columns import forward
-from rlobjectives.integrations.trl.facts import (
-    altered_sampling,
-    inherited_sampling,
-    trainer_facts,
-    violations,
-)
-from rlobjectives.integrations.trl.options import option_violations, stock_defaults
-from rlobjectives.integrations.trl.probe import missing_columns
-from rlobjectives.integrations.trl.rollout import unique_names
-from rlobjectives.integrations.trl.sampling import SamplingMixin
 from rlobjectives.integrations.trl.settle import (
     ObjectiveLike,
-    as_objective,
-    carry_over,
     check_reference,
     one_of,
-    settle_sampling,
-    with_environment_weights,
     with_reference,
 )
+from rlobjectives.integrations.trl.setup import SetupMixin, check_bases, own_parameters
 from rlobjectives.integrations.trl.skip import StepSkipper, forget_unscaled
-from rlobjectives.integrations.trl.step_window import StepWindow, largest_dropout, open_window
+from rlobjectives.integrations.trl.step_window import StepWindow, open_window
 from rlobjectives.window import merge_reports
 
 __all__ = ["ObjectiveMixin"]
 
-_NONE_IS_OPEN = int(transformers.__version__.split(".")[0]) >= 5
 
-
-class ObjectiveMixin(SamplingMixin):
+class ObjectiveMixin(SetupMixin):
     """Put it before `GRPOTrainer` (or `RLOOTrainer`) among the bases and say the objective; all else stays.
 
     The window is one optimizer step: all micro-batches of the accumulation, on all ranks, whatever
@@ -88,24 +66,10 @@ class ObjectiveMixin(SamplingMixin):
             CapabilityError: If a trainer stands before the mixin, or one behind it has a loss of its own.
         """
         super().__init_subclass__(**kwargs)
-        place = cls.__mro__.index(ObjectiveMixin)
-        before, behind = cls.__mro__[:place], cls.__mro__[place + 1 :]
-        for base in before:
-            if issubclass(base, Trainer) and not issubclass(base, ObjectiveMixin):
-                raise CapabilityError(
-                    f"class {cls.__name__}: {base.__name__} stands before ObjectiveMixin, so it would train with TRL's "
-                    f"own loss. Write class {cls.__name__}(ObjectiveMixin, {base.__name__})."
-                )
-        for base in behind:
-            if "_compute_loss" in vars(base) and not base.__module__.startswith("trl.trainer."):
-                raise CapabilityError(
-                    f"class {cls.__name__}: {base.__name__}._compute_loss would have no effect, because the objective is "
-                    f"the loss. Make it a part of the objective; or, if it adds to super()._compute_loss, move it into "
-                    f"{cls.__name__}."
-                )
+        check_bases(cls, ObjectiveMixin)
 
     def __init__(self, *args: Any, objective: ObjectiveLike | None = None, **kwargs: Any) -> None:
-        given = {**dict(zip(_parameters(type(self)), args, strict=False)), **kwargs}
+        given = {**dict(zip(own_parameters(type(self)), args, strict=False)), **kwargs}
         config = given.get("args")
         self._reports: dict[str, list[Mapping[str, float]]] = defaultdict(list)
         self._window_batches: list[Any] = []
@@ -124,99 +88,6 @@ class ObjectiveMixin(SamplingMixin):
             self._settle(chosen, self.args, given)
             check_reference(self.objective, self.args)
         self._finish_setup()
-
-    # Set-up
-
-    @property
-    def _has_reference(self) -> bool:
-        """Whether the trainer hands out reference log-probabilities; RLOOTrainer keeps them to itself."""
-        return not isinstance(self, RLOOTrainer)
-
-    def _settle(self, chosen: ObjectiveLike, config: Any, given: dict[str, Any]) -> None:
-        expected, tail = GRPOConfig, ""
-        if not self._has_reference:
-            expected, tail = RLOOConfig, " ObjectiveConfig goes with ObjectiveGRPOTrainer, also for rloo."
-        if not isinstance(config, expected):
-            raise CapabilityError(
-                f"args is a {type(config).__name__}; {type(self).__name__} reads a {expected.__name__}.{tail}"
-            )
-        objective, found = carry_over(as_objective(chosen, config), config, has_reference=self._has_reference)
-        self.dynamic_sampling, self.max_resamples = settle_sampling(type(self), config)
-        functions = given.get("reward_funcs")
-        count = len(functions) if isinstance(functions, (list, tuple)) else int(functions is not None)
-        own_sampler = given.get("rollout_func") is not None
-        # RLOOTrainer keeps those of a sampler to itself, too.
-        has_sampler = (config.use_vllm or own_sampler) and self._has_reference
-        facts = trainer_facts(
-            config,
-            num_rewards=None if given.get("environment_factory") is not None else count,
-            has_sampler=has_sampler,
-            has_teacher=own_sampler,
-            has_reference=self._has_reference,
-        )
-        own = [sentence for part in objective.parts().values() for sentence in part.violations(facts)]
-        found += [*option_violations(config), *own]
-        defaults = stock_defaults(config)
-        found += violations(
-            objective,
-            config,
-            liger_loss=hasattr(type(self), "compute_liger_loss"),
-            entropy_gradient="entropy_coef" in defaults or not self._has_reference,
-            has_sampler=has_sampler,
-            dynamic_sampling=self.dynamic_sampling,
-            defaults=defaults,
-        )
-        check(objective.name, objective.capabilities, facts, found)
-        self.objective = objective
-        others = ("use_vllm", "use_transformers_continuous_batching", "use_transformers_paged")
-        self._generates = not (own_sampler or any(getattr(config, other, False) for other in others))
-        if objective.capabilities.requires_sampled_distribution and has_sampler:
-            cuts = (facts.truncation(), altered_sampling(config), objective.correction and "a correction")
-            self._sampler_must_say = ", ".join(one for one in cuts if one)
-
-    def _finish_setup(self) -> None:
-        # Older releases of the Trainer decide on this attribute whether to divide by the accumulation.
-        if getattr(self, "compute_loss_func", None) is None:
-            self.compute_loss_func = "the window has already divided"
-        if self.objective.entropy_coef:
-            self._entropy_bonus_enabled = (
-                True  # TRL 1.8 to 1.13 computes entropies without gradient otherwise
-            )
-        self._scale = GradientScale.for_ddp(self.accelerator.num_processes)
-        self.objective = with_environment_weights(self.objective, self.args, len(self.reward_func_names))
-        weights = self.objective.estimator.reward_weights(unique_names(self.reward_func_names))
-        if weights is not None:
-            self.reward_weights = torch.tensor(weights, dtype=torch.float32)
-        dropout = largest_dropout(self.model)
-        missing = missing_columns(self.objective, unique_names(self.reward_func_names), self.num_generations)
-        needs = self.objective.capabilities
-        inherited = inherited_sampling(
-            getattr(self.model, "generation_config", None), self.args, none_is_open=_NONE_IS_OPEN
-        )
-        if inherited and self._generates and needs.requires_sampled_distribution:
-            missing += (
-                f"the model's own generation_config says {inherited}, which generate takes up: samples come from another "
-                "distribution than the log-probabilities are taken from. Set that to None in model.generation_config.",
-            )
-        check(self.objective.name, needs, TrainerFacts(dropout=dropout), missing)
-        if dropout:
-            warnings.warn(
-                f"dropout = {dropout} is active: log-probabilities recomputed for ratios differ from those of the "
-                "training pass by chance. Set disable_dropout=True, and the dropout rates of the model's config to 0.",
-                stacklevel=3,
-            )
-        if noise := getattr(self.args, "neftune_noise_alpha", None):
-            warnings.warn(
-                f"neftune_noise_alpha = {noise}: log-probabilities recomputed for ratios differ from those of the "
-                "training pass by chance.",
-                stacklevel=3,
-            )
-        if self.num_generations_eval < self.objective.capabilities.min_group_size and self.args.do_eval:
-            warnings.warn(
-                f"num_generations_eval is {self.num_generations_eval}, below the objective's smallest group "
-                f"({self.objective.capabilities.min_group_size}): the evaluation loss is 0; rewards are still logged.",
-                stacklevel=3,
-            )
 
     # The window: collected before the Trainer's loop over micro-batches, opened at the first of them
 
@@ -371,12 +242,6 @@ class ObjectiveMixin(SamplingMixin):
         super()._load_rng_state(checkpoint)
         if checkpoint is not None:
             load_rollout(self, checkpoint)
-
-
-def _parameters(kind: type) -> list[str]:
-    """Names of the trainer's own parameters, behind subclasses that pass everything on."""
-    signatures = (inspect.signature(base.__init__).parameters for base in kind.__mro__)  # type: ignore[misc]
-    return next(list(one)[1:] for one in signatures if "reward_funcs" in one)
 
 
 def _rows(dataloader: Any, num_generations: int, drop_last: bool) -> int | None:
