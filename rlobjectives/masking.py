@@ -7,6 +7,7 @@ import struct
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 __all__ = ["count", "select"]
 
@@ -31,15 +32,32 @@ def select(values: Tensor, mask: Tensor, other: float = 0.0) -> Tensor:
         tensor([1., -inf])
     """
     integer = _INTEGERS.get(values.dtype)
-    differentiable = values.requires_grad and torch.is_grad_enabled()
-    if integer is None or differentiable or values.device.type != "cpu" or values.numel() < _WORTHWHILE:
-        return torch.where(mask, values, other)
+    if (
+        integer is None
+        or values.device.type != "cpu"
+        or values.numel() < _WORTHWHILE
+        or _differentiable(values)
+    ):
+        return torch.where(mask, values, _as_held(other, values.dtype))
     # On a CPU torch.where takes one element at a time, four times as long as the same on bits: 0 is no bit at all.
     bits = values.view(integer)
     bits = bits * mask if integer is torch.int32 else bits & mask.to(integer).neg_()
     if other != 0.0:
         bits.add_(~mask, alpha=_pattern(other, values.dtype))
     return bits.view(values.dtype)
+
+
+def _differentiable(values: Tensor) -> bool:
+    # Backward, or forward as in torch.func.jvp: bits carry neither.
+    backward = values.requires_grad and torch.is_grad_enabled()
+    return backward or forward_ad.unpack_dual(values).tangent is not None
+
+
+def _as_held(other: float, dtype: torch.dtype) -> float:
+    """The number as entries of that dtype hold it, so that integers do not become floating point beside it."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return other
+    return bool(other) if dtype is torch.bool else int(other)
 
 
 def count(flags: Tensor) -> Tensor:
