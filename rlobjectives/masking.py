@@ -25,7 +25,7 @@ def select(values: Tensor, mask: Tensor, other: float = 0.0) -> Tensor:
         other: What stands at the other places.
 
     Returns:
-        Shaped like the values, in their dtype. Gradient: to the values where the mask is true.
+        Shaped like the values, in their dtype if that holds ``other``. Gradient: to the values where the mask is true.
 
     Example:
         >>> select(torch.tensor([1.0, torch.nan]), torch.tensor([True, False]), other=-torch.inf)
@@ -54,10 +54,10 @@ def _differentiable(values: Tensor) -> bool:
 
 
 def _as_held(other: float, dtype: torch.dtype) -> float:
-    """The number as entries of that dtype hold it, so that integers do not become floating point beside it."""
-    if dtype.is_floating_point or dtype.is_complex:
+    """The number as entries of that dtype hold it, if they can, so that integers stay what they are beside it."""
+    if dtype.is_floating_point or dtype.is_complex or not float(other).is_integer():
         return other
-    return bool(other) if dtype is torch.bool else int(other)
+    return bool(other) if dtype is torch.bool and other in (0, 1) else int(other)
 
 
 def count(flags: Tensor) -> Tensor:

@@ -76,6 +76,7 @@ def test_integers_are_selected_and_anything_is_counted() -> None:
         found = select(torch.tensor([3, 4, 5]).to(dtype), mask)
         assert found.dtype is dtype
         assert found.tolist() == torch.tensor([3, 0, 5]).to(dtype).tolist()
+    assert select(torch.tensor([3, 4, 5]), mask, -torch.inf).tolist() == [3.0, -torch.inf, 5.0]
     assert int(count(mask)) == 2
     assert int(count(torch.tensor([0.0, torch.nan, 1.0]))) == 2
     assert int(nonfinite_count(mask)) == int(nonfinite_count(mask.long())) == 0

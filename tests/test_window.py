@@ -16,6 +16,7 @@ from rlobjectives import (
     Capabilities,
     ClippedSurrogate,
     Component,
+    Estimator,
     Mean,
     Metric,
     MissingColumnError,
@@ -405,3 +406,19 @@ def test_columns_may_be_stored_time_first(monkeypatch: pytest.MonkeyPatch) -> No
         assert leaf.grad is not None
         found.append((leaf.grad.tolist(), window.summarize([output])))
     assert found[0] == found[1]
+
+
+class Whole(Estimator):
+    """Advantages that are whole numbers."""
+
+    def estimate(self, rollouts: Rollouts) -> Tensor:
+        return rollouts.rewards[:, 0].long()
+
+
+def test_whole_numbers_become_advantages_as_they_are() -> None:
+    rollouts = Rollouts(rewards=torch.tensor([2.0**24 + 2, -3.0]), group_ids=torch.tensor([0, 0]))
+    objective = Objective(estimator=Whole())
+    estimate = objective.estimator.estimate(rollouts) - 1
+    found = objective.freeze([(estimate, LAYOUT)]).advantages(estimate, LAYOUT)
+    assert found.dtype is torch.float64
+    assert found.tolist() == [[2.0**24 + 1] * 3, [-4.0, 0.0, 0.0]]
