@@ -81,6 +81,8 @@ def check_integral(name: str, value: Tensor, *, meaning: str = "such as torch.in
 
 def nonfinite_count(value: Tensor, mask: Tensor | None = None) -> Tensor:
     """Number of NaN and infinite entries at places that count, as a 0-d tensor (no host sync)."""
+    if not (value.is_floating_point() or value.is_complex()):
+        return torch.zeros((), dtype=torch.int64, device=value.device)
     rest = value - value  # 0, or NaN for what is not finite: far cheaper than asking each
     return count(rest if mask is None else select(rest, mask))
 

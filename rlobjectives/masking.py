@@ -7,6 +7,7 @@ import struct
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 __all__ = ["count", "select"]
 
@@ -24,22 +25,39 @@ def select(values: Tensor, mask: Tensor, other: float = 0.0) -> Tensor:
         other: What stands at the other places.
 
     Returns:
-        Shaped like the values, in their dtype. Gradient: to the values where the mask is true.
+        Shaped like the values, in their dtype if that holds ``other``. Gradient: to the values where the mask is true.
 
     Example:
         >>> select(torch.tensor([1.0, torch.nan]), torch.tensor([True, False]), other=-torch.inf)
         tensor([1., -inf])
     """
     integer = _INTEGERS.get(values.dtype)
-    differentiable = values.requires_grad and torch.is_grad_enabled()
-    if integer is None or differentiable or values.device.type != "cpu" or values.numel() < _WORTHWHILE:
-        return torch.where(mask, values, other)
+    if (
+        integer is None
+        or values.device.type != "cpu"
+        or values.numel() < _WORTHWHILE
+        or _differentiable(values)
+    ):
+        return torch.where(mask, values, _as_held(other, values.dtype))
     # On a CPU torch.where takes one element at a time, four times as long as the same on bits: 0 is no bit at all.
     bits = values.view(integer)
     bits = bits * mask if integer is torch.int32 else bits & mask.to(integer).neg_()
     if other != 0.0:
         bits.add_(~mask, alpha=_pattern(other, values.dtype))
     return bits.view(values.dtype)
+
+
+def _differentiable(values: Tensor) -> bool:
+    # Backward, or forward as in torch.func.jvp: bits carry neither.
+    backward = values.requires_grad and torch.is_grad_enabled()
+    return backward or forward_ad.unpack_dual(values).tangent is not None
+
+
+def _as_held(other: float, dtype: torch.dtype) -> float:
+    """The number as entries of that dtype hold it, if they can, so that integers stay what they are beside it."""
+    if dtype.is_floating_point or dtype.is_complex or not float(other).is_integer():
+        return other
+    return bool(other) if dtype is torch.bool and other in (0, 1) else int(other)
 
 
 def count(flags: Tensor) -> Tensor:

@@ -202,6 +202,10 @@ class Objective:
             merged = merged.merge(part.required())
         return merged
 
+    def __getstate__(self) -> dict[str, object]:
+        # What follows from the parts is asked anew of them, for where this is read they may be of another version.
+        return {name: value for name, value in vars(self).items() if name not in ("_parts", "capabilities")}
+
     def columns(self) -> tuple[str, ...]:
         """The columns that the losses read, besides advantages."""
         needs = self.capabilities

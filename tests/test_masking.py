@@ -6,8 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
 
 from rlobjectives import masking
+from rlobjectives.checks import nonfinite_count
 from rlobjectives.masking import count, select
 
 NUMBERS = torch.tensor([0.0, -0.0, 1.5, -3e38, 1e-45, torch.inf, -torch.inf, torch.nan])
@@ -58,8 +60,23 @@ def test_gradient_goes_to_what_counts() -> None:
         assert select(leaf, mask).tolist() == [1.0, 0.0, 1.0]
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own
+def test_so_does_a_tangent() -> None:
+    values, direction = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, torch.nan, 5.0])
+    mask = torch.tensor([True, False, True])
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(select(forward_ad.make_dual(values, direction), mask))
+    assert found.tangent is not None
+    assert (found.primal.tolist(), found.tangent.tolist()) == ([1.0, 0.0, 3.0], [4.0, 0.0, 5.0])
+
+
 def test_integers_are_selected_and_anything_is_counted() -> None:
     mask = torch.tensor([True, False, True])
-    assert select(torch.tensor([3, 4, 5]), mask).tolist() == [3, 0, 5]
+    for dtype in (torch.int64, torch.int32, torch.uint8, torch.bool):
+        found = select(torch.tensor([3, 4, 5]).to(dtype), mask)
+        assert found.dtype is dtype
+        assert found.tolist() == torch.tensor([3, 0, 5]).to(dtype).tolist()
+    assert select(torch.tensor([3, 4, 5]), mask, -torch.inf).tolist() == [3.0, -torch.inf, 5.0]
     assert int(count(mask)) == 2
     assert int(count(torch.tensor([0.0, torch.nan, 1.0]))) == 2
+    assert int(nonfinite_count(mask)) == int(nonfinite_count(mask.long())) == 0

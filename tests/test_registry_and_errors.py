@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import dataclasses
 import inspect
 import pickle
@@ -18,6 +19,7 @@ from rlobjectives import (
     GDPO,
     GRPO,
     OPSM,
+    Capabilities,
     CapabilityError,
     ClippedSurrogate,
     ClippedValueLoss,
@@ -199,6 +201,19 @@ def test_objectives_round_trip() -> None:
     one = Objective.named("gdpo", estimator={"weights": (1.0, 0.5)}, kl={"coef": 0.1})
     assert pickle.loads(pickle.dumps(one)) == one
     assert dataclasses.replace(one, entropy_coef=0.1).entropy_coef == 0.1
+    assert one.capabilities.needs_ref_logprobs  # kept with the objective, but not with its copies
+    for again in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one), copy.copy(one)):
+        assert (again, hash(again), again.parts()) == (one, hash(one), one.parts())
+        assert again.parts()["kl"] is again.kl
+    assert not dataclasses.replace(one, kl=None).capabilities.needs_ref_logprobs
+
+
+def test_a_stored_objective_asks_its_parts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Objective.named("gdpo")
+    assert not one.capabilities.needs_critic
+    stored = pickle.dumps(one)
+    monkeypatch.setattr(GDPO, "required", lambda self: Capabilities(needs_critic=True))
+    assert pickle.loads(stored).capabilities.needs_critic
 
 
 def test_public_names_are_listed_once_and_exist() -> None:

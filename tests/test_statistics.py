@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlobjectives import LogSum, Maximum, Mean, Moments, ShapeError, Stat, Sum
+from rlobjectives import LogSum, Maximum, Mean, Minimum, Moments, ShapeError, Stat, Sum
 from rlobjectives.statistics import fold
 
 KINDS = [Sum, Mean, Moments, Maximum, LogSum]
@@ -84,6 +84,29 @@ def test_low_precision_and_integers_are_summed_in_float64(kind: Any) -> None:
     assert kind.of(values) == kind.of(values.double())
     assert kind.of(torch.tensor([1, 2, 3])) == kind.of(tensor([1.0, 2.0, 3.0]))
     assert not kind.of(torch.ones(2, requires_grad=True)).row.requires_grad
+
+
+@pytest.mark.parametrize("kind", [Sum, Mean, Moments, Maximum, Minimum], ids=lambda kind: kind.__name__)
+def test_a_mask_keeps_integers_that_float32_does_not_hold(kind: Any) -> None:
+    values = torch.tensor([2**24 + 1, 5, 2**24 + 5])
+    mask = torch.tensor([True, False, True])
+    assert torch.equal(kind.of(values, mask).row, kind.of(values.double(), mask).row)
+
+
+def test_extremes_of_flags_and_unsigned_integers() -> None:
+    flags, bytes_ = torch.tensor([True, False]), torch.tensor([3, 250], dtype=torch.uint8)
+    assert (float(Maximum.of(flags).value), float(Minimum.of(flags).value)) == (1.0, 0.0)
+    assert (float(Maximum.of(bytes_).value), float(Minimum.of(bytes_).value)) == (250.0, 3.0)
+
+
+@each_kind
+@pytest.mark.parametrize("count", [5, 5000])
+def test_strides_do_not_matter(kind: Any, count: int) -> None:
+    values, mask = torch.rand(3, count), torch.rand(3, count) > 0.3
+    for turned in (mask.T, mask.T.contiguous()):
+        found, expected = kind.of(values.T, turned), kind.of(values, mask)
+        assert reported(found) == pytest.approx(reported(expected), rel=1e-12)
+    assert reported(kind.of(values.T)) == pytest.approx(reported(kind.of(values)), rel=1e-12)
 
 
 def test_moments_keep_the_variance_of_offset_numbers() -> None:

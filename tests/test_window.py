@@ -16,6 +16,7 @@ from rlobjectives import (
     Capabilities,
     ClippedSurrogate,
     Component,
+    Estimator,
     Mean,
     Metric,
     MissingColumnError,
@@ -372,3 +373,52 @@ def test_advantages_are_reported_as_the_loss_reads_them() -> None:
     found = window.summarize([window.loss(batch)])
     assert found["advantage/mean"] == pytest.approx(-0.5)
     assert found["advantage/zero_fraction"] == 0.0
+
+
+class LooksLikeALoss(PolicyLoss):
+    """Reports what it would be without its weight, under a name among the loss's own."""
+
+    metrics: ClassVar = {"loss/unweighted": Metric(Sum, "loss", "sum of the token losses")}
+
+    def value_and_slope(self, tokens: TokenBatch, context: Any) -> TokenLoss:
+        del context
+        one = torch.ones_like(tokens.logprobs)
+        return TokenLoss(one, one, {"loss/unweighted": Sum.of(one, tokens.layout.mask)})
+
+
+def test_a_metric_named_like_a_loss_adds_nothing_to_it() -> None:
+    window = opened(Objective(estimator=GRPO(), policy_loss=LooksLikeALoss(), reduction=TokenMean()))
+    output = window.loss(tokens(window))
+    assert float(output.loss.detach()) == 1.0
+    report = window.summarize([output])
+    assert (report["loss/total"], report["loss/policy"], report["loss/unweighted"]) == (1.0, 1.0, 4.0)
+
+
+def test_columns_may_be_stored_time_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlobjectives.masking._WORTHWHILE", 0)
+    window = opened(Objective(estimator=GRPO()))
+    column = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]])
+    found = []
+    for logprobs in (column.clone(), column.T.contiguous().T):
+        leaf = logprobs.requires_grad_()
+        output = window.loss(tokens(window, logprobs=leaf, old_logprobs=leaf.detach() + 0.1))
+        output.loss.backward()
+        assert leaf.grad is not None
+        found.append((leaf.grad.tolist(), window.summarize([output])))
+    assert found[0] == found[1]
+
+
+class Whole(Estimator):
+    """Advantages that are whole numbers."""
+
+    def estimate(self, rollouts: Rollouts) -> Tensor:
+        return rollouts.rewards[:, 0].long()
+
+
+def test_whole_numbers_become_advantages_as_they_are() -> None:
+    rollouts = Rollouts(rewards=torch.tensor([2.0**24 + 2, -3.0]), group_ids=torch.tensor([0, 0]))
+    objective = Objective(estimator=Whole())
+    estimate = objective.estimator.estimate(rollouts) - 1
+    found = objective.freeze([(estimate, LAYOUT)]).advantages(estimate, LAYOUT)
+    assert found.dtype is torch.float64
+    assert found.tolist() == [[2.0**24 + 1] * 3, [-4.0, 0.0, 0.0]]

@@ -89,7 +89,7 @@ class TokenLayout(abc.ABC):
             per_token: Shaped like `mask`.
 
         Returns:
-            ``[n]`` in the dtype given. Differentiable.
+            ``[n]`` in the dtype given; of integers and flags, int64. Differentiable.
         """
 
     @property

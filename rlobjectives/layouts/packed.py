@@ -92,8 +92,10 @@ class PackedLayout(TokenLayout):
     def segment_sum(self, per_token: Tensor) -> Tensor:
         """Add each counted token to its sequence."""
         self.check("per_token", per_token)
-        zeros = per_token.new_zeros(self.num_sequences)
-        return zeros.index_add(0, self.index, self.select(per_token))
+        chosen = self.select(per_token)
+        if not (chosen.is_floating_point() or chosen.is_complex()):
+            chosen = chosen.long()
+        return chosen.new_zeros(self.num_sequences).index_add(0, self.index, chosen)
 
     def cumulative_sum(self, per_token: Tensor) -> Tensor:
         """Add along the pack, less what stood before each sequence."""

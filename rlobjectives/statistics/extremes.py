@@ -26,7 +26,8 @@ class Maximum(Stat):
     def of(cls, values: Tensor, mask: Tensor | None = None) -> Maximum:
         """Maximum of the counted entries."""
         count = count_of(values, mask)
-        chosen = values.detach() if mask is None else select(values.detach(), mask, -torch.inf)
+        chosen = _floating(values)
+        chosen = chosen if mask is None else select(chosen, mask, -torch.inf)
         top = chosen.amax().to(torch.float64) if chosen.numel() else torch.zeros_like(count)
         return cls(torch.stack([count, torch.where(count > 0, top, 0.0)]))
 
@@ -65,7 +66,7 @@ class Minimum(Maximum):
     @classmethod
     def of(cls, values: Tensor, mask: Tensor | None = None) -> Minimum:
         """Minimum of the counted entries."""
-        return cls(Maximum.of(-values.detach(), mask).row)
+        return cls(Maximum.of(-_floating(values), mask).row)
 
     @property
     def value(self) -> Tensor:
@@ -122,3 +123,8 @@ class LogSum(Stat):
     def report(self, name: str) -> dict[str, Tensor]:
         """The logarithm under ``name``."""
         return {name: self.log}
+
+
+def _floating(values: Tensor) -> Tensor:
+    # Integers have no infinity, and float32 does not hold all of them.
+    return values.detach() if values.is_floating_point() else values.detach().to(torch.float64)

@@ -108,7 +108,8 @@ class Moments(Stat):
         deviation = values.detach().to(torch.float64) - mean
         if mask is not None:
             deviation = select(deviation, mask)
-        return cls(torch.stack([count, mean, torch.linalg.vecdot(deviation.view(-1), deviation.view(-1))]))
+        deviation = deviation.reshape(-1)  # no view: the values may be a transposed matrix
+        return cls(torch.stack([count, mean, torch.linalg.vecdot(deviation, deviation)]))
 
     @property
     def count(self) -> Tensor:

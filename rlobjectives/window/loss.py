@@ -51,12 +51,12 @@ def window_loss(window: Window, tokens: TokenBatch) -> ObjectiveOutput:
         block = _Block(window, part, contexts)
         for name, slope in block.slopes.items():
             gradients.put(name, places, part.layout.select(slope * block.weights))
-        for label, stat in block.metrics.items():
+        for label, stat in (block.metrics | block.losses).items():
             metrics.setdefault(label, []).append(stat)
         for name, found in block.faults().items():
             faults.setdefault(name, []).append(found)
     merged = {name: fold(type(stats[0]), stats) for name, stats in metrics.items()}
-    total = sum((stat.row for name, stat in merged.items() if name.startswith("loss/")), torch.zeros(()))
+    total = sum((merged[name].row for name in block.losses), torch.zeros(()))
     merged["loss/total"] = Sum(total)
     return ObjectiveOutput(
         loss=gradients.attach(total[0].to(tokens.logprobs.dtype)),
@@ -79,11 +79,13 @@ class _Block:
         value: Weighted loss of each token, all terms together; anything under a false mask.
         slopes: Unweighted slope in each differentiable column.
         metrics: What the parts report.
+        losses: The share of each term, by the metric it becomes; a part's own metric may look like one.
     """
 
     def __init__(self, window: Window, tokens: TokenBatch, contexts: dict[str, WindowContext]) -> None:
         self.window, self.contexts = window, contexts
         self.metrics: dict[str, Stat] = {}
+        self.losses: dict[str, Stat] = {}
         self.tokens = window.shaped(tokens, self.metrics)
         objective, layout = window.objective, tokens.layout
         self.weights = window.raw_weights(layout, self.context("reduction"), tokens.logprobs.dtype)
@@ -116,7 +118,7 @@ class _Block:
     def add(self, name: str, value: Tensor, slopes: Mapping[str, Tensor]) -> None:
         """One more term of the loss."""
         weighted = value * self.weights
-        self.metrics[f"loss/{name}"] = Sum.of(weighted, self.tokens.layout.mask)
+        self.losses[f"loss/{name}"] = Sum.of(weighted, self.tokens.layout.mask)
         self.value = weighted if self.value is None else self.value + weighted
         for column, slope in slopes.items():
             self.slopes[column] = self.slopes[column] + slope if column in self.slopes else slope

@@ -102,7 +102,7 @@ class Window:
         if not estimator.token_level and final.dim() == 1:
             final = layout.expand(final)
         layout.check(f"{type(estimator).__name__}.finalize", final)
-        return layout.select(final)
+        return layout.select(final if final.is_floating_point() else final.to(torch.float64))
 
     def weights(self, layout: TokenLayout) -> Tensor:
         """Weight of each token in the window's loss: float64, shaped like the mask, 0 where it is false."""

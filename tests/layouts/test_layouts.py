@@ -63,6 +63,15 @@ def test_masked_garbage_stays_out_of_sums_and_their_gradient(place: int) -> None
 
 
 @each_layout
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64])
+def test_flags_and_integers_are_counted(place: int, dtype: torch.dtype) -> None:
+    layout, column = both()[place]
+    sums = layout.segment_sum(torch.full(column.shape, 200).to(dtype))
+    assert sums.dtype is torch.int64
+    assert torch.equal(sums, layout.local_counts().long() * (1 if dtype is torch.bool else 200))
+
+
+@each_layout
 @pytest.mark.parametrize(
     "index", [torch.tensor([2, 0]), torch.tensor([1]), slice(1, 3), torch.tensor([0, 0])]
 )
