@@ -149,9 +149,10 @@ def test_log_sums_of_exact_zeros() -> None:
     assert float(LogSum.of(tensor([-math.inf, 0.0])).log) == 0.0
 
 
-def test_a_mask_of_another_shape_is_refused() -> None:
+@pytest.mark.parametrize("kind", [*KINDS, Minimum], ids=lambda kind: kind.__name__)
+def test_a_mask_of_another_shape_is_refused(kind: Any) -> None:
     with pytest.raises(ShapeError, match="mask has shape"):
-        Sum.of(torch.ones(2, 3), torch.ones(3, dtype=torch.bool))
+        kind.of(torch.ones(2, 3), torch.ones(3, dtype=torch.bool))
 
 
 def test_reports_name_mean_and_std() -> None:

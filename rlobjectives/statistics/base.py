@@ -127,4 +127,5 @@ def count_of(values: Tensor, mask: Tensor | None) -> Tensor:
     """How many entries are counted, 0-d float64."""
     if mask is None:
         return torch.full((), values.numel(), dtype=torch.float64, device=values.device)
+    check_shape("mask", mask, tuple(values.shape), "the mask of the values it selects")
     return count(mask).to(torch.float64)
