@@ -49,8 +49,9 @@ def select(values: Tensor, mask: Tensor, other: float = 0.0) -> Tensor:
 
 def _differentiable(values: Tensor) -> bool:
     # Backward, or forward as in torch.func.jvp: bits carry neither.
-    backward = values.requires_grad and torch.is_grad_enabled()
-    return backward or forward_ad.unpack_dual(values).tangent is not None
+    if values.requires_grad and torch.is_grad_enabled():
+        return True
+    return forward_ad.unpack_dual(values).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def _as_held(other: float, dtype: torch.dtype) -> float:
