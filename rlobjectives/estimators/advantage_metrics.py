@@ -26,7 +26,7 @@ ADVANTAGE_METRICS = {
 
 def advantage_metrics(advantages: Tensor, layout: TokenLayout) -> dict[str, Stat]:
     """The distribution of advantages over tokens. `Window.loss` reports it for every objective, as its policy loss
-    reads them: what a distillation term adds is included.
+    reads them: in the precision of the log-probabilities, and with what a distillation term adds.
 
     Args:
         advantages: From `Window.advantages`, shaped like the mask.

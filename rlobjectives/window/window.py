@@ -120,9 +120,8 @@ class Window:
             dtype: What they are rounded to.
         """
         weights = self.objective.reduction.weights(layout, context)
-        weights = weights.to(
-            layout.device, dtype
-        )  # a rank that had no micro-batch does not know where they lie
+        # Also to the device: a rank that had no micro-batch does not know where its weights lie.
+        weights = weights.to(layout.device, dtype)
         if not self.objective.reduction.token_level:
             weights = layout.expand(weights)
         layout.check(f"{type(self.objective.reduction).__name__}.weights", weights)
