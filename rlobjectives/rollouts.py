@@ -70,9 +70,8 @@ class Groups:
         ids, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
         if genuine is not None:
             sizes = torch.zeros_like(sizes).index_add(0, index, genuine.to(sizes))
-        nobody = index.numel() + 1
-        smallest = int(torch.where(sizes > 0, sizes, nobody).min()) if sizes.numel() else nobody
-        return cls(ids, index, sizes, smallest % nobody)
+        members = sizes[sizes > 0]  # a group of dummies has none
+        return cls(ids, index, sizes, int(members.min()) if members.numel() else 0)
 
     @property
     def count(self) -> int:

@@ -86,8 +86,8 @@ def check_packing(model: nn.Module, vocabulary: int | None = None) -> None:
     if not (fits and exchanged <= _DEALING.get(together.dtype, 0.01) * size_of_logits):
         raise CapabilityError(
             f"{type(model).__name__} lets packed sequences see each other: logits change by {joined:.2g} when another "
-            f"sequence shares the row, and by {exchanged:.2g} when that one is exchanged. Use padded batches, or an attention that separates sequences by "
-            'position ids (attn_implementation="sdpa", "flash_attention_2" …).'
+            f"sequence shares the row, and by {exchanged:.2g} when that one is exchanged. Use padded batches, or an "
+            'attention that separates sequences by position ids (attn_implementation="sdpa", "flash_attention_2" …).'
         )
 
 
