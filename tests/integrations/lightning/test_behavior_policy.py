@@ -113,7 +113,10 @@ def test_the_age_and_what_it_costs_are_reported(ranks, strategy):
 def test_strategies_agree(ranks, strategy):
     for one, expected in zip(ranks(strategy), ranks("ddp"), strict=True):
         assert torch.equal(one["whole"][-1]["ids"], expected["whole"][-1]["ids"])
-        torch.testing.assert_close(one["end"], expected["end"], rtol=1e-3, atol=1e-4)
+        # Of the movement as a whole: Adam divides a gradient of nearly zero by itself, so that a single weight's step
+        # may hang on the order in which a machine adds.
+        moved = expected["end"] - expected["whole"][0]["weights"]
+        assert (one["end"] - expected["end"]).norm() < 1e-3 * moved.norm()
 
 
 def test_a_checkpoint_of_another_sampler_is_refused(folder, tmp_path):
