@@ -15,10 +15,12 @@ from rlobjectives.errors import CapabilityError, NonFiniteError, RLObjectivesErr
 from rlobjectives.masking import count, select
 
 __all__ = [
+    "LOGPROBS",
     "check_choice",
     "check_finite",
     "check_floating",
     "check_integral",
+    "check_logprobs",
     "check_mask",
     "check_number",
     "check_numbers",
@@ -27,10 +29,20 @@ __all__ = [
     "check_seed",
     "check_shape",
     "check_tensor",
+    "logprob_excess",
     "nonfinite_count",
     "refuse_booleans",
     "refuse_rows",
 ]
+
+LOGPROBS = ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs")
+"""Columns of log-probabilities, which are never above 0."""
+
+ABOVE_ZERO = (
+    "A log-probability is at most 0: were probabilities given, or logits, or negative log-likelihoods? Give "
+    "log_softmax(logits / temperature) at the token's id."
+)
+_ROUNDINGS, _ROUNDINGS_64 = 4, 4096
 
 
 def check_tensor(name: str, value: object) -> None:
@@ -85,6 +97,32 @@ def nonfinite_count(value: Tensor, mask: Tensor | None = None) -> Tensor:
         return torch.zeros((), dtype=torch.int64, device=value.device)
     rest = value - value  # 0, or NaN for what is not finite: far cheaper than asking each
     return count(rest if mask is None else select(rest, mask))
+
+
+def logprob_excess(logprobs: Tensor) -> Tensor:
+    """0 where an entry may be a log-probability; NaN or infinite where it is not finite, and positive where it is above 0.
+
+    Rounding may put one above 0, by as much as the next narrower precision can be off: columns of float32 may have been
+    computed in bfloat16, those of float64 in float32. Probabilities given in their place are far above.
+    """
+    if logprobs.dtype is torch.float64:
+        ceiling = _ROUNDINGS_64 * torch.finfo(torch.float32).eps
+    else:
+        ceiling = _ROUNDINGS * torch.finfo(torch.bfloat16).eps
+    return logprobs - logprobs.clamp_max(ceiling)
+
+
+def check_logprobs(name: str, value: Tensor, mask: Tensor | None = None) -> None:
+    """Raise a `NonFiniteError` if a counted entry is NaN, infinite, or above 0 beyond rounding.
+
+    This reads the device, like `check_finite`.
+    """
+    excess = logprob_excess(value)
+    check_finite(name, excess, mask)
+    above = int(count(excess if mask is None else select(excess, mask)))
+    if above:
+        total = value.numel() if mask is None else int(mask.sum())
+        raise NonFiniteError(f"{name} has {above:,} values above 0 among {total:,} that count. {ABOVE_ZERO}")
 
 
 def check_finite(name: str, value: Tensor, mask: Tensor | None = None) -> None:

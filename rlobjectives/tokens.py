@@ -13,7 +13,7 @@ from rlobjectives.errors import MissingColumnError
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
 
-__all__ = ["TokenBatch"]
+__all__ = ["WITH_GRADIENT", "TokenBatch"]
 
 _COLUMNS = (
     "logprobs",
@@ -30,7 +30,9 @@ _COLUMNS = (
     "old_values",
     "returns",
 )
-_WITH_GRADIENT = ("logprobs", "entropy", "behavior_kl", "ref_kl", "teacher_divergence", "values")
+WITH_GRADIENT = ("logprobs", "entropy", "behavior_kl", "ref_kl", "teacher_divergence", "values")
+"""Columns that carry gradient."""
+
 _KNOWN = {
     "behavior_logprobs": "behavior_known",
     "teacher_logprobs": "teacher_known",
@@ -117,7 +119,7 @@ class TokenBatch:
             known = self.known(name)
             if known is not None:
                 column = torch.where(known, column, torch.nan)
-            object.__setattr__(self, name, column if name in _WITH_GRADIENT else column.detach())
+            object.__setattr__(self, name, column if name in WITH_GRADIENT else column.detach())
 
     @property
     def num_sequences(self) -> int:
@@ -160,7 +162,7 @@ class TokenBatch:
 
     def detach(self) -> TokenBatch:
         """A copy without any gradient."""
-        columns = {name: getattr(self, name) for name in _WITH_GRADIENT}
+        columns = {name: getattr(self, name) for name in WITH_GRADIENT}
         return self.replace(
             **{name: None if column is None else column.detach() for name, column in columns.items()}
         )

@@ -28,7 +28,8 @@ def vocabulary_divergence(
         else:  β·KL(T ‖ M) + (1 − β)·KL(S ‖ M)        M = β·T + (1 − β)·S
 
     Hand the result to `TokenBatch.teacher_divergence`, or with the behaviour policy as T and β = 0 to
-    `TokenBatch.behavior_kl`. Logits of masked tokens may hold anything.
+    `TokenBatch.behavior_kl`. Logits of masked tokens may hold anything. Entries of the vocabulary whose logits are −∞ in
+    both (padding rows of a head, constrained decoding) count as if they were cut off, in value and gradient.
 
     Args:
         student_logits: ``[*tokens, v]``, with gradient.
@@ -139,7 +140,11 @@ def _generalized(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
         return _kl(teacher, student)
     if beta == 1.0:
         return _kl(student, teacher)
-    mixture = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
+    # An outcome that neither can have is in no term below, but the derivative of logaddexp(−∞, −∞) is NaN.
+    impossible = torch.isneginf(teacher) & torch.isneginf(student)
+    mixture = torch.logaddexp(
+        torch.where(impossible, 0.0, teacher) + math.log(beta), student + math.log1p(-beta)
+    )
     return beta * _kl(teacher, mixture) + (1.0 - beta) * _kl(student, mixture)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rlobjectives.checks import LOGPROBS
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.distributed.synchronize import Fault, exchange
 from rlobjectives.errors import WindowError
@@ -20,9 +21,9 @@ from rlobjectives.statistics import Stat, Sum, fold
 from rlobjectives.tokens import TokenBatch
 from rlobjectives.window.micro_batches import (
     COUNTS,
-    bad_entries,
     check_estimate,
     collect,
+    column_faults,
     count_statistics,
     own_part,
     readable,
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from rlobjectives.objective import Objective
 
 __all__ = ["WindowBuilder"]
-
-_PREPASS_COLUMNS = ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs")
 
 
 class WindowBuilder:
@@ -78,7 +77,7 @@ class WindowBuilder:
             raise WindowError("This window is frozen. Open a new one with objective.window() for each step.")
         with self.guard():
             check_estimate(self.objective.estimator, estimate, layout)
-            self._count_faults(estimate, layout)
+            self._count_estimate(estimate, layout)
             layout = own_part(layout, self.communicator)
             self._micro_batches.append((estimate.detach(), layout))
 
@@ -94,11 +93,11 @@ class WindowBuilder:
                     f"add_prepass was called for micro-batch {len(self._prepass)}, but "
                     f"{len(self._micro_batches)} were added. Call add, then add_prepass, for each in turn."
                 )
-            for name in dict.fromkeys((*_PREPASS_COLUMNS, *self.objective.columns())):
+            for name in dict.fromkeys((*LOGPROBS, *self.objective.columns())):
                 column: Tensor | None = getattr(tokens, name)
                 if column is not None:
                     mask = readable(self.objective, tokens, name)
-                    self._fault.counts[len(self._prepass), name] = bad_entries(column, mask)
+                    self._count_faults(len(self._prepass), name, column, mask)
             self._prepass.append(tokens.detach())
 
     def freeze(self) -> Window:
@@ -194,7 +193,7 @@ class WindowBuilder:
         self, position: int, tokens: TokenBatch, estimate: Tensor, layout: TokenLayout, window: Window
     ) -> TokenBatch:
         advantages = window.advantages(estimate, layout)
-        self._fault.counts[position, "advantages"] = bad_entries(advantages, layout.mask)
+        self._count_faults(position, "advantages", advantages, layout.mask)
         return window.shaped(tokens.replace(advantages=advantages))
 
     def _kept_statistics(self, shrinking: Iterable[TokenPart], window: Window) -> dict[str, Stat]:
@@ -213,12 +212,16 @@ class WindowBuilder:
                 collect(collected, kinds, found)
         return {name: fold(kinds[name], collected[name], self._device()) for name in kinds}
 
-    def _count_faults(self, estimate: Tensor, layout: TokenLayout) -> None:
+    def _count_faults(self, micro_batch: int, name: str, column: Tensor, mask: Tensor) -> None:
+        for field, found in column_faults(name, column, mask).items():
+            self._fault.counts[micro_batch, field] = found
+
+    def _count_estimate(self, estimate: Tensor, layout: TokenLayout) -> None:
         # Judged in float32, the precision advantages are used in: 1e300 is not finite there.
         mask = layout.mask if self.objective.estimator.token_level else layout.sequence_mask()
         if estimate.dim() > mask.dim():
             mask = mask.unsqueeze(-1).expand_as(estimate)
-        self._fault.counts[len(self._micro_batches), "estimate"] = bad_entries(estimate.float(), mask)
+        self._count_faults(len(self._micro_batches), "estimate", estimate.float(), mask)
 
 
 def _waits(part: TokenPart, estimator: Estimator) -> bool:
