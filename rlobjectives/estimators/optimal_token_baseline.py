@@ -14,6 +14,7 @@ from rlobjectives.estimators.groups import check_singletons
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import lambda_returns
 from rlobjectives.estimators.shaping import sequence_rewards
+from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, clamp_around
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["OptimalTokenBaseline"]
@@ -134,5 +135,6 @@ class OptimalTokenBaseline(Normalized):
         energy = 1.0 - 2.0 * old.exp() + squared
         if self.importance_clip is not None:
             log = layout.select(old - rollouts.need("behavior_logprobs", name).double())
-            energy = energy * log.clamp(-20.0, 20.0).exp().clamp_max(self.importance_clip).square()
+            clamp = clamp_around(LOG_RATIO_CLAMP, self.importance_clip)
+            energy = energy * log.clamp(-clamp, clamp).exp().clamp_max(self.importance_clip).square()
         return energy

@@ -17,6 +17,7 @@ from rlobjectives.estimators.shaping import sequence_rewards
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
 from rlobjectives.layouts.scan import Piece
+from rlobjectives.losses.ratios import clamp_around
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["VTrace", "vtrace_returns"]
@@ -54,7 +55,8 @@ def vtrace_returns(
         rho_clip: Upper bound of ρ̂.
         trace_clip: Upper bound of ĉ.
         policy_rho_clip: Upper bound of ρ̃.
-        log_ratio_clamp: Bound on the absolute log-ratio before ``exp``.
+        log_ratio_clamp: Bound on the absolute log-ratio before ``exp``. The default gives way to a bound on the ratio
+            that lies farther out.
 
     Returns:
         Advantages, and v as returns, in the precision of ``values``. Scope: one sequence. Gradient: none, whatever the
@@ -77,6 +79,7 @@ def vtrace_returns(
     bounds = {"rho_clip": rho_clip, "trace_clip": trace_clip, "policy_rho_clip": policy_rho_clip}
     for name, bound in {**bounds, "log_ratio_clamp": log_ratio_clamp}.items():
         check_number(name, bound, low=0.0, open_low=True)
+    clamp = clamp_around(log_ratio_clamp, rho_clip, trace_clip, policy_rho_clip)
     token_rewards, final_rewards = plain_columns(
         layout, token_rewards=token_rewards, final_rewards=final_rewards
     )
@@ -89,7 +92,7 @@ def vtrace_returns(
     for piece in layout.pieces():
         beside = ~piece.take(layout.mask)
         value, log = piece.load("value", values, beside), piece.load("log", log_ratio, beside)
-        ratio = log.clamp(-log_ratio_clamp, log_ratio_clamp).exp()
+        ratio = log.clamp(-clamp, clamp).exp()
         gain = -value
         if token_rewards is not None:
             gain += piece.load("reward", token_rewards, beside)

@@ -17,7 +17,7 @@ from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses.base import TokenTerm
 from rlobjectives.losses.corrections import PolicyCorrection, TokenWeights
 from rlobjectives.losses.mismatch import MISMATCH_METRICS, Mismatch, mismatch_metrics
-from rlobjectives.losses.ratios import LOG_RATIO_CLAMP
+from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, clamp_around, log_bound
 from rlobjectives.masking import select
 from rlobjectives.reductions.base import LossReduction
 from rlobjectives.statistics import Mean, Moments, Stat
@@ -25,7 +25,7 @@ from rlobjectives.tokens import TokenBatch
 
 __all__ = ["ImportanceCorrection", "Rejection"]
 
-Level = Literal["token", "sequence", "geometric"]
+_LARGEST_EXPONENT = 700.0  # float64 ends at 709
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +87,7 @@ class Rejection:
         elif self.measure == "k2":
             score = x.square() / 2.0
         else:
-            held = x.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
-            score = torch.expm1(held) - held
+            score = torch.expm1(x.clamp_max(_LARGEST_EXPONENT)) - x
         if self.over in ("sum", "mean"):
             score = mismatch.spread(mismatch.sum(score) / (mismatch.counts if self.over == "mean" else 1.0))
         passed = self._within(score)
@@ -98,14 +97,15 @@ class Rejection:
         return passed
 
     def _within(self, score: Tensor) -> Tensor:
-        # k1 is compared as a ratio: its clamp must not turn a far outlier into one that passes.
+        # k1's bounds are on a ratio, and compared as logarithms: none is then beyond what exp can reach.
+        low, high = self.low, self.high
         if self.measure == "k1":
-            score = score.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()
+            low, high = (None if bound is None else log_bound(bound) for bound in (low, high))
         passed = torch.ones_like(score, dtype=torch.bool)
-        if self.high is not None:
-            passed = passed & (score <= self.high)
-        if self.low is not None:
-            passed = passed & (score >= self.low)
+        if high is not None:
+            passed = passed & (score <= high)
+        if low is not None:
+            passed = passed & (score >= low)
         return passed
 
 
@@ -299,9 +299,12 @@ class ImportanceCorrection(PolicyCorrection):
             log = mismatch.spread(mismatch.sum(log))
         elif self.weight == "geometric":
             log = mismatch.spread(mismatch.sum(log) / mismatch.counts)
-        weight = log.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()
+        clamp = clamp_around(LOG_RATIO_CLAMP, self.low, self.high)
+        assert clamp is not None
+        weight = log.clamp(-clamp, clamp).exp()
         high = torch.inf if self.high is None else self.high
-        outside = layout.mask & ((weight < self.low) | (weight > high))
+        # As logarithms: a weight that was held before exp says nothing about a bound beyond.
+        outside = layout.mask & ((log < log_bound(self.low)) | (log > log_bound(self.high)))
         if self.weight == "none":
             weight, outside = torch.ones_like(weight), torch.zeros_like(outside)
         elif self.outside == "mask":

@@ -97,8 +97,8 @@ def test_any_cut_of_the_window_gives_the_same(divergence):
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(-99, 99), min_size=1, max_size=12), st.sampled_from([0.01, 0.25, 0.5, 1.0]))
 def test_never_fewer_tokens_than_asked_for_and_only_positive_ones(numbers, fraction):
-    """With A = ±1 and a mean of −8 the covariances are the log-probabilities plus 8; ties are common."""
-    rows = [[x - 8.0] for x in numbers] + [[-x - 8.0] for x in numbers]
+    """With A = ±1 and a mean of −128 the covariances are the log-probabilities plus 128; ties are common."""
+    rows = [[x - 128.0] for x in numbers] + [[-x - 128.0] for x in numbers]
     data = Data.of([1.0] * len(numbers) + [-1.0] * len(numbers), logprobs=rows, old_logprobs=rows)
     found = single(objective(fraction=fraction), data).metrics["kl_cov/penalized_fraction"]
     values = numbers * 2
