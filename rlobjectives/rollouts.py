@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from rlobjectives.checks import (
+    LOGPROBS,
     check_finite,
     check_floating,
     check_integral,
+    check_logprobs,
     check_mask,
     check_shape,
     check_tensor,
@@ -20,7 +22,7 @@ from rlobjectives.errors import MissingColumnError, NonFiniteError, ShapeError
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
 
-__all__ = ["Groups", "Rollouts"]
+__all__ = ["Groups", "Rollouts", "stray_rewards"]
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 _ONE_A_PROMPT = (
@@ -96,7 +98,8 @@ class Rollouts:
             statistics and adds nothing; whatever it holds is ignored. None: every cell is scored. Dummies, which the
             layout's ``sequence_mask`` leaves out, are never scored and no members of the group they repeat.
         values: Critic values of each token, shaped like the layout's mask (as every token column).
-        token_rewards: Rewards given at tokens, on top of `rewards`.
+        token_rewards: Rewards given at tokens, on top of `rewards`. A number other than 0 at a place that is no action is
+            an error of whoever reads it, unless its ``on_observation_reward`` says what becomes of it.
         old_logprobs: Log-probability of each token, in nats, under the policy before any update.
         ref_logprobs: The same under the frozen reference policy, for KL-shaped rewards.
         behavior_logprobs: The same under the policy that sampled, as the sampler saw it.
@@ -114,6 +117,8 @@ class Rollouts:
         unscored: Filled in: whether some genuine sequence has no scored reward at all.
         uncredited: Filled in: whether some sequence has a reward other than 0 and no token to carry it.
         unbootstrapped: Filled in: whether some sequence is truncated and nothing says what follows it.
+        misplaced: Filled in: whether some token reward stands at a place that is no action.
+        unanchored: Filled in: whether some of those has no action before it in its sequence.
 
     Raises:
         ShapeError: If shapes disagree, or rewards are boolean.
@@ -148,6 +153,8 @@ class Rollouts:
     unscored: bool = False  # filled below, with the look at the rewards
     uncredited: bool = False  # filled below, from rewards and layout
     unbootstrapped: bool = False  # filled below, from truncated and bootstrap_values
+    misplaced: bool = False  # filled below, from token_rewards and layout
+    unanchored: bool = False  # filled below, with it
 
     def __post_init__(self) -> None:
         for name in ("rewards", "group_ids", "scored", "greedy_rewards"):
@@ -228,9 +235,22 @@ class Rollouts:
             layout = self.tokens(f"rollouts.{name}")
             layout.check(name, column)
             check_floating(name, column)
-            check_finite(name, column, layout.mask)
+            check = check_logprobs if name in LOGPROBS else check_finite
+            check(name, column, layout.mask)
             low = column.dtype in (torch.float16, torch.bfloat16)
             self._set(name, column.detach().float() if low else column.detach())
+        self._look_for_stray_rewards()
+
+    def _look_for_stray_rewards(self) -> None:
+        misplaced = unanchored = False
+        if self.token_rewards is not None and self.layout is not None:
+            stray = stray_rewards(self.layout, self.token_rewards)
+            misplaced = bool(stray.any())
+            if misplaced:
+                actions = self.layout.cumulative_sum(self.layout.mask.double())
+                unanchored = bool((stray & (actions == 0)).any())
+        self._set("misplaced", misplaced)
+        self._set("unanchored", unanchored)
 
     def _check_sequences(self, count: int) -> None:
         if self.session_ids is not None:
@@ -303,3 +323,13 @@ class Rollouts:
                 "Give Rollouts(layout=PaddedLayout(mask)) or a PackedLayout."
             )
         return self.layout
+
+
+def stray_rewards(layout: TokenLayout, token_rewards: Tensor) -> Tensor:
+    """Where a reward stands at a place that is no action: a finite number other than 0, in a sequence that counts.
+
+    Returns:
+        Bool, shaped like the mask.
+    """
+    reward = (token_rewards != 0) & token_rewards.isfinite() & ~layout.mask
+    return reward & layout.expand(layout.sequence_mask())
