@@ -13,9 +13,9 @@ from rlobjectives.errors import MissingColumnError
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
 
-__all__ = ["WITH_GRADIENT", "TokenBatch"]
+__all__ = ["COLUMNS", "WITH_GRADIENT", "TokenBatch"]
 
-_COLUMNS = (
+COLUMNS = (
     "logprobs",
     "old_logprobs",
     "advantages",
@@ -30,6 +30,7 @@ _COLUMNS = (
     "old_values",
     "returns",
 )
+"""Every column that is shaped like the mask."""
 WITH_GRADIENT = ("logprobs", "entropy", "behavior_kl", "ref_kl", "teacher_divergence", "values")
 """Columns that carry gradient."""
 
@@ -108,7 +109,7 @@ class TokenBatch:
             if known is not None:
                 self.layout.check(name, known)
                 check_mask(name, known)
-        for name in _COLUMNS:
+        for name in COLUMNS:
             column = getattr(self, name)
             if column is None:
                 continue
@@ -154,7 +155,7 @@ class TokenBatch:
 
     def block(self, sequences: slice, places: slice) -> TokenBatch:
         """Some neighbouring sequences, one of ``layout.blocks()``; columns are views."""
-        columns = {name: getattr(self, name) for name in (*_COLUMNS, *_KNOWN.values())}
+        columns = {name: getattr(self, name) for name in (*COLUMNS, *_KNOWN.values())}
         return self.replace(
             layout=self.layout.block(sequences, places),
             **{name: None if column is None else column[places] for name, column in columns.items()},

@@ -15,7 +15,7 @@ from rlobjectives.distributed.synchronize import Fault, exchange
 from rlobjectives.errors import WindowError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.layouts import TokenLayout
-from rlobjectives.losses.base import TokenPart
+from rlobjectives.losses.base import TokenPart, reading
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Stat, Sum, fold
 from rlobjectives.tokens import TokenBatch
@@ -185,7 +185,8 @@ class WindowBuilder:
                 ready = self._prepass[position]
                 if part.prepass_reads_advantages:
                     ready = self._with_advantages(position, ready, estimate, layout, window)
-                found = part.statistics(ready, window.context(scope, turn))
+                with reading(part, ready):
+                    found = part.statistics(ready, window.context(scope, turn))
                 collect(collected, kinds, {f"{scope}/{name}": stat for name, stat in found.items()})
         return {name: fold(kind, collected[name], self._device()) for name, kind in kinds.items()}
 

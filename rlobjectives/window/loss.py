@@ -11,7 +11,7 @@ from torch import Tensor
 from rlobjectives.checks import check_choice, nonfinite_count
 from rlobjectives.component import WindowContext
 from rlobjectives.estimators.advantage_metrics import advantage_metrics
-from rlobjectives.losses.base import TokenLoss
+from rlobjectives.losses.base import TokenLoss, reading
 from rlobjectives.losses.weighted_sum import with_gradients
 from rlobjectives.masking import count, select
 from rlobjectives.statistics import Mean, Stat, Sum, fold
@@ -95,7 +95,8 @@ class _Block:
         self.slopes: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] | None = None
         for scope, part in objective.token_terms().items():
-            found = part.value_and_slope(self.tokens, self.context(scope))
+            with reading(part, self.tokens):
+                found = part.value_and_slope(self.tokens, self.context(scope))
             layout.check(f"{type(part).__name__} value", found.value)
             layout.check(f"{type(part).__name__} slope", found.slope)
             for column, slope in found.slopes.items():
@@ -135,7 +136,8 @@ class _Block:
         objective, tokens = self.window.objective, self.tokens
         factor, keep = None, tokens.layout.mask
         for scope, part in objective.corrections().items():
-            one = part.token_weights(tokens, self.context(scope))
+            with reading(part, tokens):
+                one = part.token_weights(tokens, self.context(scope))
             factor = one.weight if factor is None else factor * one.weight
             keep = keep & one.keep
             self.metrics.update(one.metrics)

@@ -11,6 +11,7 @@ from torch import Tensor
 from rlobjectives.component import WindowContext
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.losses.base import reading
 from rlobjectives.statistics import Stat
 from rlobjectives.tokens import TokenBatch
 from rlobjectives.window.loss import window_loss
@@ -153,7 +154,8 @@ class Window:
             metrics: Where to put the term's metrics.
         """
         for part in self.objective.shapings():
-            tokens, found = part.shape(tokens)
+            with reading(part, tokens):
+                tokens, found = part.shape(tokens)
             if metrics is not None:
                 metrics.update(found)
         return tokens
@@ -163,7 +165,8 @@ class Window:
         layout, keep = tokens.layout, tokens.layout.mask
         for scope, part in self.objective.token_parts().items():
             if part.shrinks_denominator:
-                keep = keep & part.keep(tokens, self.context(scope))
+                with reading(part, tokens):
+                    keep = keep & part.keep(tokens, self.context(scope))
         smaller = layout.with_mask(keep)
         if "total_tokens" in layout.facts:
             totals = self.communicator.context_sum(smaller.local_counts())
