@@ -17,14 +17,17 @@ from rlobjectives.masking import count, select
 __all__ = [
     "LOGPROBS",
     "check_choice",
+    "check_device",
     "check_finite",
     "check_floating",
+    "check_int",
     "check_integral",
     "check_logprobs",
     "check_mask",
     "check_number",
     "check_numbers",
     "check_options",
+    "check_plain_options",
     "check_positive_int",
     "check_seed",
     "check_shape",
@@ -43,6 +46,17 @@ ABOVE_ZERO = (
     "log_softmax(logits / temperature) at the token's id."
 )
 _ROUNDINGS, _ROUNDINGS_64 = 4, 4096
+_INT64 = range(-(2**63), 2**63)
+_PLAIN: dict[str, tuple[type, str, str]] = {
+    "bool": (bool, "True or False", " In YAML write true or false, without quotes."),
+    "str": (str, "text", ""),
+}
+
+
+def _short(value: object) -> str:
+    """How a value is shown in a message: a long one by its beginning."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def check_tensor(name: str, value: object) -> None:
@@ -64,6 +78,15 @@ def check_shape(name: str, value: Tensor, expected: tuple[int, ...], why: str) -
         raise ShapeError(
             f"{name} has shape {list(value.shape)}; expected {list(expected)} ({why}). "
             "Nothing is broadcast: give the tensor in that shape."
+        )
+
+
+def check_device(name: str, value: Tensor, device: torch.device, of: str) -> None:
+    """Raise a `ShapeError` unless ``value`` is on the device that ``of`` is on."""
+    if value.device != device:
+        raise ShapeError(
+            f"{name} is on {value.device}, but {of} is on {device}; expected one device for all columns. Nothing is "
+            f"moved: give `{name.rsplit('.', 1)[-1]}.to({str(device)!r})`."
         )
 
 
@@ -188,6 +211,10 @@ def check_number(
         raise CapabilityError(
             f"{name} is {value!r}; expected a number, not {type(value).__name__}.{_as_number(value)}"
         )
+    if isinstance(value, int) and not _INT64.start <= value < _INT64.stop:
+        raise CapabilityError(
+            f"{name} is {_short(value)}; expected a number of at most 64 bits. Write it with a decimal point."
+        )
     inside = (value > low if open_low else value >= low) and (value < high if open_high else value <= high)
     if not -math.inf < value < math.inf or abs(value) > sys.float_info.max or not inside:
         left = "(" if open_low or low == -math.inf else "["
@@ -214,7 +241,7 @@ def _as_number(value: object) -> str:
 
 def check_numbers(name: str, values: Sequence[object] | None, *, low: float = -math.inf) -> None:
     """Raise unless ``values`` is None or a sequence of finite real numbers of at least ``low``."""
-    if values is not None and (isinstance(values, str) or not isinstance(values, Sequence)):
+    if values is not None and (isinstance(values, (str, bytes)) or not isinstance(values, Sequence)):
         raise CapabilityError(f"{name} is {values!r}; expected a list of numbers, or None.")
     for position, value in enumerate(values or ()):
         check_number(f"{name}[{position}]", value, low=low)
@@ -222,8 +249,33 @@ def check_numbers(name: str, values: Sequence[object] | None, *, low: float = -m
 
 def check_positive_int(name: str, value: object) -> None:
     """Raise unless ``value`` is an integer of at least 1 (True is refused)."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise CapabilityError(f"{name} is {value!r}; expected a positive integer.")
+    check_int(name, value, low=1, what="a positive integer")
+
+
+def check_int(name: str, value: object, *, low: int, what: str = "") -> None:
+    """Raise unless ``value`` is an integer of at least ``low`` and at most 64 bits (True is refused)."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not low <= value < _INT64.stop:  # type: ignore[operator]  # compared only if whole
+        expected = what or f"an integer of at least {low}"
+        raise CapabilityError(f"{name} is {_short(value)}; expected {expected} of at most 64 bits.")
+
+
+def check_plain_options(part: object) -> None:
+    """Raise unless every option of a dataclass that is declared a flag or a text is one.
+
+    Numbers and choices have ranges of their own and are checked by the part; a part's default is left alone.
+    """
+    for one in dataclasses.fields(part):  # type: ignore[arg-type]  # a dataclass, says the caller
+        declared = one.type if isinstance(one.type, str) else getattr(one.type, "__name__", str(one.type))
+        text, _, optional = declared.partition(" | ")
+        value = getattr(part, one.name)
+        if text in _PLAIN and optional in ("", "None") and value is not one.default:
+            kind, what, hint = _PLAIN[text]
+            if not (isinstance(value, kind) or (value is None and optional)):
+                raise CapabilityError(
+                    f"{one.name} of {type(part).__name__} is {_short(value)}; expected {what}, not "
+                    f"{type(value).__name__}.{hint}"
+                )
 
 
 def check_options(where: str, kind: type, options: Iterable[str]) -> None:
@@ -246,5 +298,5 @@ def check_seed(seed: object) -> None:
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise unless ``value`` is one of the named choices."""
-    if value not in choices:
-        raise CapabilityError(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}.")
+    if not isinstance(value, str) or value not in choices:
+        raise CapabilityError(f"{name} is {_short(value)}; expected one of {', '.join(map(repr, choices))}.")

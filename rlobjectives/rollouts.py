@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlobjectives.checks import (
     LOGPROBS,
+    check_device,
     check_finite,
     check_floating,
     check_integral,
@@ -21,8 +22,9 @@ from rlobjectives.checks import (
 from rlobjectives.errors import MissingColumnError, NonFiniteError, ShapeError
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
+from rlobjectives.scores import stray_rewards
 
-__all__ = ["Groups", "Rollouts", "stray_rewards"]
+__all__ = ["Groups", "Rollouts", "check_rollouts"]
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 _ONE_A_PROMPT = (
@@ -36,6 +38,14 @@ _TOKEN_COLUMNS = (
     "behavior_logprobs",
     "teacher_logprobs",
     "squared_probs",
+)
+_SEQUENCE_COLUMNS = (
+    "group_ids",
+    "scored",
+    "session_ids",
+    "truncated",
+    "bootstrap_values",
+    "greedy_rewards",
 )
 
 
@@ -157,11 +167,15 @@ class Rollouts:
     unanchored: bool = False  # filled below, with it
 
     def __post_init__(self) -> None:
-        for name in ("rewards", "group_ids", "scored", "greedy_rewards"):
-            if (column := getattr(self, name)) is not None or name in ("rewards", "group_ids"):
-                check_tensor(name, column)
+        for name in ("rewards", "group_ids"):
+            check_tensor(name, getattr(self, name))
         if self.layout is not None:
             check_layout(self.layout)
+            check_device("layout.mask", self.layout.mask, self.rewards.device, "rewards")
+        for name in (*_TOKEN_COLUMNS, *_SEQUENCE_COLUMNS):
+            if (column := getattr(self, name)) is not None:
+                check_tensor(name, column)
+                check_device(name, column, self.rewards.device, "rewards")
         rewards = self.rewards.detach()
         refuse_booleans("rewards", rewards)
         rewards = (rewards.unsqueeze(1) if rewards.dim() == 1 else rewards).to(torch.float64)
@@ -325,11 +339,9 @@ class Rollouts:
         return self.layout
 
 
-def stray_rewards(layout: TokenLayout, token_rewards: Tensor) -> Tensor:
-    """Where a reward stands at a place that is no action: a finite number other than 0, in a sequence that counts.
-
-    Returns:
-        Bool, shaped like the mask.
-    """
-    reward = (token_rewards != 0) & token_rewards.isfinite() & ~layout.mask
-    return reward & layout.expand(layout.sequence_mask())
+def check_rollouts(rollouts: object) -> None:
+    """Raise a `ShapeError` unless these are `Rollouts`."""
+    if not isinstance(rollouts, Rollouts):
+        raise ShapeError(
+            f"rollouts is {type(rollouts).__name__}; expected Rollouts. Give Rollouts(rewards=..., group_ids=...)."
+        )

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from rlobjectives.checks import check_floating, check_mask
-from rlobjectives.errors import MissingColumnError
+from rlobjectives.errors import MissingColumnError, ShapeError
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
 
-__all__ = ["COLUMNS", "WITH_GRADIENT", "TokenBatch"]
+__all__ = ["COLUMNS", "WITH_GRADIENT", "TokenBatch", "check_tokens"]
 
 COLUMNS = (
     "logprobs",
@@ -166,4 +166,12 @@ class TokenBatch:
         columns = {name: getattr(self, name) for name in WITH_GRADIENT}
         return self.replace(
             **{name: None if column is None else column.detach() for name, column in columns.items()}
+        )
+
+
+def check_tokens(tokens: object) -> None:
+    """Raise a `ShapeError` unless this is a `TokenBatch`."""
+    if not isinstance(tokens, TokenBatch):
+        raise ShapeError(
+            f"tokens is {type(tokens).__name__}; expected a TokenBatch. Give TokenBatch(logprobs=..., layout=...)."
         )

@@ -9,7 +9,8 @@ from rlobjectives.checks import check_choice
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.sessions import Trajectories
 from rlobjectives.layouts import TokenLayout
-from rlobjectives.rollouts import Rollouts, stray_rewards
+from rlobjectives.rollouts import Rollouts
+from rlobjectives.scores import stray_rewards
 
 __all__ = ["check_lost", "token_rewards"]
 

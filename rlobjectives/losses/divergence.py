@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_choice, check_number, check_shape
+from rlobjectives.checks import check_choice, check_floating, check_number, check_shape
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.layouts.base import check_layout
 
 __all__ = ["topk_divergence", "vocabulary_divergence"]
 
@@ -58,6 +59,9 @@ def vocabulary_divergence(
         tensor([[0.0219]])
     """
     check_number("temperature", temperature, low=0.0, open_low=True)
+    check_layout(layout)
+    check_floating("student_logits", student_logits)
+    check_floating("teacher_logits", teacher_logits)
     width = student_logits.shape[-1]
     check_shape("student_logits", student_logits, (*layout.shape, width), "one row of logits a token")
     check_shape("teacher_logits", teacher_logits, (*layout.shape, width), "one row of logits a token")
@@ -103,6 +107,9 @@ def topk_divergence(
         tensor([[0.0920]])
     """
     check_choice("tail", tail, ("bucket", "renormalize"))
+    check_layout(layout)
+    check_floating("student_logprobs", student_logprobs)
+    check_floating("teacher_logprobs", teacher_logprobs)
     width = student_logprobs.shape[-1]
     check_shape("student_logprobs", student_logprobs, (*layout.shape, width), "k log-probabilities a token")
     check_shape("teacher_logprobs", teacher_logprobs, (*layout.shape, width), "k log-probabilities a token")

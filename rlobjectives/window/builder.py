@@ -16,9 +16,9 @@ from rlobjectives.errors import WindowError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses.base import TokenPart, reading
-from rlobjectives.rollouts import Rollouts
+from rlobjectives.rollouts import Rollouts, check_rollouts
 from rlobjectives.statistics import Stat, Sum, fold
-from rlobjectives.tokens import TokenBatch
+from rlobjectives.tokens import TokenBatch, check_tokens
 from rlobjectives.window.micro_batches import (
     COUNTS,
     check_estimate,
@@ -61,6 +61,7 @@ class WindowBuilder:
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """The estimator's raw advantages; on failure zeros, and `freeze` raises on all ranks."""
+        check_rollouts(rollouts)
         with self.guard():
             return self.objective.estimator.estimate(rollouts)
         return torch.zeros(rollouts.num_sequences, dtype=torch.float64, device=rollouts.rewards.device)
@@ -93,6 +94,7 @@ class WindowBuilder:
                     f"add_prepass was called for micro-batch {len(self._prepass)}, but "
                     f"{len(self._micro_batches)} were added. Call add, then add_prepass, for each in turn."
                 )
+            check_tokens(tokens)
             for name in dict.fromkeys((*LOGPROBS, *self.objective.columns())):
                 column: Tensor | None = getattr(tokens, name)
                 if column is not None:

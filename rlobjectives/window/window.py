@@ -13,7 +13,7 @@ from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses.base import reading
 from rlobjectives.statistics import Stat
-from rlobjectives.tokens import TokenBatch
+from rlobjectives.tokens import TokenBatch, check_tokens
 from rlobjectives.window.loss import window_loss
 from rlobjectives.window.micro_batches import COUNTS, check_estimate, own_part
 from rlobjectives.window.reports import Report
@@ -142,6 +142,7 @@ class Window:
         Raises:
             MissingColumnError: If a part reads a column that is not there.
         """
+        check_tokens(tokens)
         tokens = tokens.replace(layout=own_part(tokens.layout, self.communicator))
         with torch.autocast(tokens.layout.device.type, enabled=False):
             return window_loss(self, tokens)
