@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import re
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlobjectives.checks import check_options
+from rlobjectives.checks import check_options, shown
 from rlobjectives.component import Component
 from rlobjectives.errors import CapabilityError, UnknownAlgorithmError
 from rlobjectives.registry import ALGORITHMS, AlgorithmSpec, resolve
@@ -33,13 +34,13 @@ def build(name: str, overrides: Mapping[str, object]) -> Any:
     """
     if not isinstance(name, str):
         raise UnknownAlgorithmError(
-            f"{name!r} is {type(name).__name__}; expected the name of an algorithm, a text."
+            f"{shown(name)} is {type(name).__name__}; expected the name of an algorithm, a text."
         )
     if name not in ALGORITHMS and ":" not in name:
         close = _similar(name)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise UnknownAlgorithmError(
-            f"{name!r}. Known: {', '.join(sorted(ALGORITHMS))}.{hint} Or give 'package.module:Class'."
+            f"{shown(name)}. Known: {', '.join(sorted(ALGORITHMS))}.{hint} Or give 'package.module:Class'."
         )
     spec = ALGORITHMS.get(name)
     if spec is None:
@@ -47,9 +48,10 @@ def build(name: str, overrides: Mapping[str, object]) -> Any:
         if not (isinstance(found, type) and issubclass(found, Component)):
             if not callable(found):
                 raise UnknownAlgorithmError(
-                    f"{name!r} is {type(found).__name__}; expected an estimator's class, or a function that returns an "
+                    f"{shown(name)} is {type(found).__name__}; expected an estimator's class, or a function that returns an "
                     "Objective."
                 )
+            _check_arguments(name, found, overrides)
             return found(**overrides)
         spec = AlgorithmSpec(summary="", parts={"estimator": name}, source=name)
     objective_fields = {one.name for one in dataclasses.fields(resolve("Objective"))}
@@ -76,6 +78,18 @@ def build(name: str, overrides: Mapping[str, object]) -> Any:
     return built
 
 
+def _check_arguments(name: str, factory: Callable[..., Any], arguments: Mapping[str, object]) -> None:
+    """Raise unless a function that makes an objective takes these arguments."""
+    try:
+        inspect.signature(factory).bind(**arguments)
+    except TypeError as error:
+        raise CapabilityError(
+            f"{name} does not take {', '.join(arguments) or 'no arguments'}: {error}."
+        ) from error
+    except ValueError:
+        return  # what is written in C may have no signature to read
+
+
 def _similar(name: str) -> list[str]:
     """The algorithm that was meant, whatever the case and the punctuation: ``REINFORCE++`` is ``reinforce_pp``."""
     plain = re.sub(r"[^a-z0-9]+", "_", name.lower().replace("++", "_pp")).strip("_")
@@ -92,7 +106,7 @@ def _part(algorithm: str, role: str, given: object) -> object:
     if isinstance(kind, Component) or (role == "estimator" and callable(kind)):
         return kind
     raise CapabilityError(
-        f"{algorithm}: {role} is {given!r}, which names {kind!r}; expected the class of a part, as in "
+        f"{algorithm}: {role} is {shown(given)}, which names {shown(kind)}; expected the class of a part, as in "
         f"{role}='package.module:SomeClass'."
     )
 

@@ -6,7 +6,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from rlobjectives.checks import check_choice, check_int, check_number, check_plain_options, check_positive_int
+from rlobjectives.checks import (
+    check_choice,
+    check_int,
+    check_number,
+    check_plain_options,
+    check_positive_int,
+    shown,
+)
 from rlobjectives.errors import CapabilityError
 
 __all__ = ["Capabilities", "TrainerFacts", "check"]
@@ -165,10 +172,10 @@ class TrainerFacts:
             check_number("top_p", self.top_p, low=0.0, high=1.0)
         effects = self.forward_side_effects
         if effects is not None and (
-            isinstance(effects, str) or not all(isinstance(one, str) for one in effects)
+            not isinstance(effects, (tuple, list)) or not all(isinstance(one, str) for one in effects)
         ):
             raise CapabilityError(
-                f"forward_side_effects is {effects!r}; expected several texts, such as ('BatchNorm statistics',)."
+                f"forward_side_effects is {shown(effects)}; expected several texts, such as ('BatchNorm statistics',)."
             )
         if self.behavior_logprobs is not None:
             check_choice("behavior_logprobs", self.behavior_logprobs, ("sampled", "untruncated", "none"))

@@ -36,6 +36,7 @@ __all__ = [
     "nonfinite_count",
     "refuse_booleans",
     "refuse_rows",
+    "shown",
 ]
 
 LOGPROBS = ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs")
@@ -53,7 +54,7 @@ _PLAIN: dict[str, tuple[type, str, str]] = {
 }
 
 
-def _short(value: object) -> str:
+def shown(value: object) -> str:
     """How a value is shown in a message: a long one by its beginning."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
@@ -209,18 +210,18 @@ def check_number(
     """Raise unless ``value`` is a finite real number in the given interval (bools are refused)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise CapabilityError(
-            f"{name} is {value!r}; expected a number, not {type(value).__name__}.{_as_number(value)}"
+            f"{name} is {shown(value)}; expected a number, not {type(value).__name__}.{_as_number(value)}"
         )
     if isinstance(value, int) and not _INT64.start <= value < _INT64.stop:
         raise CapabilityError(
-            f"{name} is {_short(value)}; expected a number of at most 64 bits. Write it with a decimal point."
+            f"{name} is {shown(value)}; expected a number of at most 64 bits. Write it with a decimal point."
         )
     inside = (value > low if open_low else value >= low) and (value < high if open_high else value <= high)
     if not -math.inf < value < math.inf or abs(value) > sys.float_info.max or not inside:
         left = "(" if open_low or low == -math.inf else "["
         right = ")" if open_high or high == math.inf else "]"
         raise CapabilityError(
-            f"{name} is {value!r}; expected a finite number in {left}{low:g}, {high:g}{right}."
+            f"{name} is {shown(value)}; expected a finite number in {left}{low:g}, {high:g}{right}."
         )
 
 
@@ -242,8 +243,10 @@ def _as_number(value: object) -> str:
 def check_numbers(name: str, values: Sequence[object] | None, *, low: float = -math.inf) -> None:
     """Raise unless ``values`` is None or a sequence of finite real numbers of at least ``low``."""
     if values is not None and (isinstance(values, (str, bytes)) or not isinstance(values, Sequence)):
-        raise CapabilityError(f"{name} is {values!r}; expected a list of numbers, or None.")
-    for position, value in enumerate(values or ()):
+        raise CapabilityError(f"{name} is {shown(values)}; expected a list of numbers, or None.")
+    if values is not None and not len(values):
+        raise CapabilityError(f"{name} is empty; expected one number for each, or None.")
+    for position, value in enumerate(() if values is None else values):
         check_number(f"{name}[{position}]", value, low=low)
 
 
@@ -257,7 +260,7 @@ def check_int(name: str, value: object, *, low: int, what: str = "") -> None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not low <= value < _INT64.stop:  # type: ignore[operator]  # compared only if whole
         expected = what or f"an integer of at least {low}"
-        raise CapabilityError(f"{name} is {_short(value)}; expected {expected} of at most 64 bits.")
+        raise CapabilityError(f"{name} is {shown(value)}; expected {expected} of at most 64 bits.")
 
 
 def check_plain_options(part: object) -> None:
@@ -273,7 +276,7 @@ def check_plain_options(part: object) -> None:
             kind, what, hint = _PLAIN[text]
             if not (isinstance(value, kind) or (value is None and optional)):
                 raise CapabilityError(
-                    f"{one.name} of {type(part).__name__} is {_short(value)}; expected {what}, not "
+                    f"{one.name} of {type(part).__name__} is {shown(value)}; expected {what}, not "
                     f"{type(value).__name__}.{hint}"
                 )
 
@@ -285,7 +288,7 @@ def check_options(where: str, kind: type, options: Iterable[str]) -> None:
         if option not in names:
             close = difflib.get_close_matches(str(option), names, n=1)
             raise CapabilityError(
-                f"{where}: {kind.__name__} has no option {option!r}; it has {', '.join(names) or 'none'}."
+                f"{where}: {kind.__name__} has no option {shown(option)}; it has {', '.join(names) or 'none'}."
                 + (f" Did you mean {close[0]!r}?" if close else "")
             )
 
@@ -293,10 +296,12 @@ def check_options(where: str, kind: type, options: Iterable[str]) -> None:
 def check_seed(seed: object) -> None:
     """Raise unless ``seed`` is an integer, or None for the run's own (True is refused)."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise CapabilityError(f"seed is {seed!r}; expected an integer, or None for that of seed_everything.")
+        raise CapabilityError(
+            f"seed is {shown(seed)}; expected an integer, or None for that of seed_everything."
+        )
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise unless ``value`` is one of the named choices."""
     if not isinstance(value, str) or value not in choices:
-        raise CapabilityError(f"{name} is {_short(value)}; expected one of {', '.join(map(repr, choices))}.")
+        raise CapabilityError(f"{name} is {shown(value)}; expected one of {', '.join(map(repr, choices))}.")

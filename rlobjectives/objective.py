@@ -11,7 +11,7 @@ from torch import Tensor
 from rlobjectives import capabilities as capability
 from rlobjectives.building import build
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_number, check_plain_options
+from rlobjectives.checks import check_number, check_plain_options, shown
 from rlobjectives.component import Component, Metric
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.errors import CapabilityError, WindowError
@@ -108,11 +108,11 @@ class Objective:
             part = getattr(self, role)
             if not isinstance(part, kind):
                 raise CapabilityError(
-                    f"{role} is {part!r}; expected an instance of {kind.__name__} (did you pass a class or a "
+                    f"{role} is {shown(part)}; expected an instance of {kind.__name__} (did you pass a class or a "
                     f'name? Objective.named builds from names: Objective.named("grpo", {role}="package.module:Class")).'
                 )
         if self.kl is not None and not isinstance(self.kl, KLPenalty):
-            raise CapabilityError(f"kl is {self.kl!r}; expected KLPenalty(coef=...) or None.")
+            raise CapabilityError(f"kl is {shown(self.kl)}; expected KLPenalty(coef=...) or None.")
         optional: tuple[tuple[str, type[Component]], ...] = (
             ("correction", ImportanceCorrection),
             ("off_policy_mask", OPSM),
@@ -124,7 +124,7 @@ class Objective:
             part = getattr(self, role)
             if part is not None and not isinstance(part, expected):
                 raise CapabilityError(
-                    f"{role} is {part!r}; expected an instance of {expected.__name__} or None."
+                    f"{role} is {shown(part)}; expected an instance of {expected.__name__} or None."
                 )
         check_number("entropy_coef", self.entropy_coef, low=0.0)
         if not self.name:
@@ -160,7 +160,7 @@ class Objective:
         if isinstance(built, (cls, dict)):
             return built if isinstance(built, cls) else cls(**built)
         raise CapabilityError(
-            f"{name!r} gives {type(built).__name__}; expected an Objective. Name an estimator's class, or a function "
+            f"{shown(name)} gives {type(built).__name__}; expected an Objective. Name an estimator's class, or a function "
             "that returns an Objective."
         )
 
@@ -266,7 +266,7 @@ class Objective:
         communicator = Communicator.world() if communicator is None else communicator
         if not isinstance(communicator, Communicator):
             raise WindowError(
-                f"communicator is {communicator!r}; expected a Communicator, or None for all ranks."
+                f"communicator is {shown(communicator)}; expected a Communicator, or None for all ranks."
             )
         return WindowBuilder(self, communicator)
 

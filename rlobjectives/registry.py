@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlobjectives.checks import shown
 from rlobjectives.errors import UnknownAlgorithmError
 
 __all__ = ["ALGORITHMS", "AlgorithmSpec", "resolve"]
@@ -266,6 +267,6 @@ def resolve(path: str) -> Any:
         return getattr(importlib.import_module(module or "rlobjectives"), name)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UnknownAlgorithmError(
-            f"{path!r} cannot be resolved: {error}. Give a public name of rlobjectives or "
+            f"{shown(path)} cannot be resolved: {str(error)[:200]}. Give a public name of rlobjectives or "
             "'package.module:Name'."
         ) from error

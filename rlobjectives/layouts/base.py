@@ -279,6 +279,7 @@ class TokenLayout(abc.ABC):
         """
         check_integral("group_ids", group_ids)
         check_shape("group_ids", group_ids, (self.num_sequences,), "one id a sequence")
+        check_device("group_ids", group_ids, self.mask.device, "layout.mask")
         unique, index = torch.unique(group_ids, return_inverse=True)
         counts = torch.stack([self.token_counts(), self.sequence_mask().to(torch.float64)], dim=1)
         per_group = counts.new_zeros(unique.numel(), 2).index_add_(0, index, counts)

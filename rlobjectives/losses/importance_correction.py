@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_choice, check_number, check_options
+from rlobjectives.checks import check_choice, check_number, check_options, shown
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.layouts import TokenLayout
@@ -68,7 +68,7 @@ class Rejection:
         if self.low is not None:
             if self.measure != "k1":
                 raise CapabilityError(
-                    f"low is {self.low!r}; {self.measure} is never negative, so give high alone."
+                    f"low is {shown(self.low)}; {self.measure} is never negative, so give high alone."
                 )
             check_number("low", self.low, low=0.0)
         if self.high is not None:
@@ -115,7 +115,9 @@ def _rejection(test: object) -> Rejection:
         check_options("reject", Rejection, test)
         return Rejection(**test)
     if not isinstance(test, Rejection):
-        raise CapabilityError(f"reject holds {test!r}; expected Rejection(measure=..., over=..., high=...).")
+        raise CapabilityError(
+            f"reject holds {shown(test)}; expected Rejection(measure=..., over=..., high=...)."
+        )
     return test
 
 
@@ -192,7 +194,7 @@ class ImportanceCorrection(PolicyCorrection):
             check_number("high", self.high, low=self.low, open_low=self.low == 0.0)
         if not isinstance(self.reject, (tuple, list)):
             raise CapabilityError(
-                f"reject is {self.reject!r}; expected a list of tests, each a Rejection or its options."
+                f"reject is {shown(self.reject)}; expected a list of tests, each a Rejection or its options."
             )
         object.__setattr__(self, "reject", tuple(_rejection(test) for test in self.reject))
         if self.veto is not None:
