@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-import sys
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -164,7 +163,9 @@ def check_finite(name: str, value: Tensor, mask: Tensor | None = None) -> None:
 
 
 def refuse_booleans(name: str, rewards: Tensor) -> None:
-    """Raise if ``rewards`` are boolean: nobody said what True is worth."""
+    """Raise if ``rewards`` are boolean, for nobody said what True is worth, or complex."""
+    if rewards.is_complex():
+        raise ShapeError(f"{name} has dtype {rewards.dtype}; expected real numbers.")
     if rewards.dtype is torch.bool:
         raise ShapeError(
             f"{name} has dtype torch.bool; expected numbers. Say what True is worth, for example `{name}.float()`."
@@ -206,8 +207,9 @@ def check_number(
     high: float = math.inf,
     open_low: bool = False,
     open_high: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Raise unless ``value`` is a finite real number in the given interval (bools are refused)."""
+    """Raise unless ``value`` is a finite real number in the given interval that ``dtype`` holds (bools are refused)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise CapabilityError(
             f"{name} is {shown(value)}; expected a number, not {type(value).__name__}.{_as_number(value)}"
@@ -217,11 +219,13 @@ def check_number(
             f"{name} is {shown(value)}; expected a number of at most 64 bits. Write it with a decimal point."
         )
     inside = (value > low if open_low else value >= low) and (value < high if open_high else value <= high)
-    if not -math.inf < value < math.inf or abs(value) > sys.float_info.max or not inside:
+    finite = abs(value) <= torch.finfo(dtype).max
+    if not finite or not inside:
         left = "(" if open_low or low == -math.inf else "["
         right = ")" if open_high or high == math.inf else "]"
         raise CapabilityError(
-            f"{name} is {shown(value)}; expected a finite number in {left}{low:g}, {high:g}{right}."
+            f"{name} is {shown(value)}; expected a finite number in {left}{low:g}, {high:g}{right}"
+            f"{'' if finite else f', and one that {dtype} holds'}."
         )
 
 
@@ -247,7 +251,7 @@ def check_numbers(name: str, values: Sequence[object] | None, *, low: float = -m
     if values is not None and not len(values):
         raise CapabilityError(f"{name} is empty; expected one number for each, or None.")
     for position, value in enumerate(() if values is None else values):
-        check_number(f"{name}[{position}]", value, low=low)
+        check_number(f"{name}[{position}]", value, low=low, dtype=torch.float64)
 
 
 def check_positive_int(name: str, value: object) -> None:
@@ -270,6 +274,7 @@ def check_plain_options(part: object) -> None:
     """
     for one in dataclasses.fields(part):  # type: ignore[arg-type]  # a dataclass, says the caller
         declared = one.type if isinstance(one.type, str) else getattr(one.type, "__name__", str(one.type))
+        declared = declared.strip("'\"")
         text, _, optional = declared.partition(" | ")
         value = getattr(part, one.name)
         if text in _PLAIN and optional in ("", "None") and value is not one.default:

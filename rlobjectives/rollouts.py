@@ -276,6 +276,7 @@ class Rollouts:
         self._set("unbootstrapped", self._cut_without_value())
         if self.bootstrap_values is not None:
             truncated = self.need("truncated", "rollouts.bootstrap_values")
+            refuse_booleans("bootstrap_values", self.bootstrap_values)
             check_shape("bootstrap_values", self.bootstrap_values, (count,), "one value a sequence")
             check_finite("bootstrap_values", self.bootstrap_values, truncated)
             self._set("bootstrap_values", self.bootstrap_values.detach())
