@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from rlobjectives.checks import check_choice
+from rlobjectives.checks import (
+    check_choice,
+    check_int,
+    check_number,
+    check_plain_options,
+    check_positive_int,
+    shown,
+)
 from rlobjectives.errors import CapabilityError
 
 __all__ = ["Capabilities", "TrainerFacts", "check"]
@@ -141,6 +149,34 @@ class TrainerFacts:
     importance_correction: bool | None = None
 
     def __post_init__(self) -> None:
+        check_plain_options(self)
+        for name in ("num_generations", "updates_per_rollout", "context_parallel_size"):
+            if (value := getattr(self, name)) is not None:
+                check_positive_int(name, value)
+        for name, least in (
+            ("num_rewards", 0),
+            ("max_staleness", 0),
+            ("top_k", -1),
+        ):  # some samplers say −1 for all
+            if (value := getattr(self, name)) is not None:
+                check_int(name, value, low=least)
+        for name, high in (
+            ("temperature", math.inf),
+            ("policy_temperature", math.inf),
+            ("dropout", 1.0),
+            ("min_p", 1.0),
+        ):
+            if (value := getattr(self, name)) is not None:
+                check_number(name, value, low=0.0, high=high)
+        if self.top_p is not None:
+            check_number("top_p", self.top_p, low=0.0, high=1.0)
+        effects = self.forward_side_effects
+        if effects is not None and (
+            not isinstance(effects, (tuple, list)) or not all(isinstance(one, str) for one in effects)
+        ):
+            raise CapabilityError(
+                f"forward_side_effects is {shown(effects)}; expected several texts, such as ('BatchNorm statistics',)."
+            )
         if self.behavior_logprobs is not None:
             check_choice("behavior_logprobs", self.behavior_logprobs, ("sampled", "untruncated", "none"))
         if self.old_logprobs is not None:

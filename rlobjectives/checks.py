@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-import sys
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -15,22 +14,49 @@ from rlobjectives.errors import CapabilityError, NonFiniteError, RLObjectivesErr
 from rlobjectives.masking import count, select
 
 __all__ = [
+    "LOGPROBS",
     "check_choice",
+    "check_device",
     "check_finite",
     "check_floating",
+    "check_int",
     "check_integral",
+    "check_logprobs",
     "check_mask",
     "check_number",
     "check_numbers",
     "check_options",
+    "check_plain_options",
     "check_positive_int",
     "check_seed",
     "check_shape",
     "check_tensor",
+    "logprob_excess",
     "nonfinite_count",
     "refuse_booleans",
     "refuse_rows",
+    "shown",
 ]
+
+LOGPROBS = ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs")
+"""Columns of log-probabilities, which are never above 0."""
+
+ABOVE_ZERO = (
+    "A log-probability is at most 0: were probabilities given, or logits, or negative log-likelihoods? Give "
+    "log_softmax(logits / temperature) at the token's id."
+)
+_ROUNDINGS, _ROUNDINGS_64 = 4, 4096
+_INT64 = range(-(2**63), 2**63)
+_PLAIN: dict[str, tuple[type, str, str]] = {
+    "bool": (bool, "True or False", " In YAML write true or false, without quotes."),
+    "str": (str, "text", ""),
+}
+
+
+def shown(value: object) -> str:
+    """How a value is shown in a message: a long one by its beginning."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def check_tensor(name: str, value: object) -> None:
@@ -52,6 +78,15 @@ def check_shape(name: str, value: Tensor, expected: tuple[int, ...], why: str) -
         raise ShapeError(
             f"{name} has shape {list(value.shape)}; expected {list(expected)} ({why}). "
             "Nothing is broadcast: give the tensor in that shape."
+        )
+
+
+def check_device(name: str, value: Tensor, device: torch.device, of: str) -> None:
+    """Raise a `ShapeError` unless ``value`` is on the device that ``of`` is on."""
+    if value.device != device:
+        raise ShapeError(
+            f"{name} is on {value.device}, but {of} is on {device}; expected one device for all columns. Nothing is "
+            f"moved: give `{name.rsplit('.', 1)[-1]}.to({str(device)!r})`."
         )
 
 
@@ -87,6 +122,32 @@ def nonfinite_count(value: Tensor, mask: Tensor | None = None) -> Tensor:
     return count(rest if mask is None else select(rest, mask))
 
 
+def logprob_excess(logprobs: Tensor) -> Tensor:
+    """0 where an entry may be a log-probability; NaN or infinite where it is not finite, and positive where it is above 0.
+
+    Rounding may put one above 0, by as much as the next narrower precision can be off: columns of float32 may have been
+    computed in bfloat16, those of float64 in float32. Probabilities given in their place are far above.
+    """
+    if logprobs.dtype is torch.float64:
+        ceiling = _ROUNDINGS_64 * torch.finfo(torch.float32).eps
+    else:
+        ceiling = _ROUNDINGS * torch.finfo(torch.bfloat16).eps
+    return logprobs - logprobs.clamp_max(ceiling)
+
+
+def check_logprobs(name: str, value: Tensor, mask: Tensor | None = None) -> None:
+    """Raise a `NonFiniteError` if a counted entry is NaN, infinite, or above 0 beyond rounding.
+
+    This reads the device, like `check_finite`.
+    """
+    excess = logprob_excess(value)
+    check_finite(name, excess, mask)
+    above = int(count(excess if mask is None else select(excess, mask)))
+    if above:
+        total = value.numel() if mask is None else int(mask.sum())
+        raise NonFiniteError(f"{name} has {above:,} values above 0 among {total:,} that count. {ABOVE_ZERO}")
+
+
 def check_finite(name: str, value: Tensor, mask: Tensor | None = None) -> None:
     """Raise a `NonFiniteError` if a counted entry is NaN or infinite.
 
@@ -102,7 +163,9 @@ def check_finite(name: str, value: Tensor, mask: Tensor | None = None) -> None:
 
 
 def refuse_booleans(name: str, rewards: Tensor) -> None:
-    """Raise if ``rewards`` are boolean: nobody said what True is worth."""
+    """Raise if ``rewards`` are boolean, for nobody said what True is worth, or complex."""
+    if rewards.is_complex():
+        raise ShapeError(f"{name} has dtype {rewards.dtype}; expected real numbers.")
     if rewards.dtype is torch.bool:
         raise ShapeError(
             f"{name} has dtype torch.bool; expected numbers. Say what True is worth, for example `{name}.float()`."
@@ -144,18 +207,25 @@ def check_number(
     high: float = math.inf,
     open_low: bool = False,
     open_high: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Raise unless ``value`` is a finite real number in the given interval (bools are refused)."""
+    """Raise unless ``value`` is a finite real number in the given interval that ``dtype`` holds (bools are refused)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise CapabilityError(
-            f"{name} is {value!r}; expected a number, not {type(value).__name__}.{_as_number(value)}"
+            f"{name} is {shown(value)}; expected a number, not {type(value).__name__}.{_as_number(value)}"
+        )
+    if isinstance(value, int) and not _INT64.start <= value < _INT64.stop:
+        raise CapabilityError(
+            f"{name} is {shown(value)}; expected a number of at most 64 bits. Write it with a decimal point."
         )
     inside = (value > low if open_low else value >= low) and (value < high if open_high else value <= high)
-    if not -math.inf < value < math.inf or abs(value) > sys.float_info.max or not inside:
+    finite = abs(value) <= torch.finfo(dtype).max
+    if not finite or not inside:
         left = "(" if open_low or low == -math.inf else "["
         right = ")" if open_high or high == math.inf else "]"
         raise CapabilityError(
-            f"{name} is {value!r}; expected a finite number in {left}{low:g}, {high:g}{right}."
+            f"{name} is {shown(value)}; expected a finite number in {left}{low:g}, {high:g}{right}"
+            f"{'' if finite else f', and one that {dtype} holds'}."
         )
 
 
@@ -176,16 +246,44 @@ def _as_number(value: object) -> str:
 
 def check_numbers(name: str, values: Sequence[object] | None, *, low: float = -math.inf) -> None:
     """Raise unless ``values`` is None or a sequence of finite real numbers of at least ``low``."""
-    if values is not None and (isinstance(values, str) or not isinstance(values, Sequence)):
-        raise CapabilityError(f"{name} is {values!r}; expected a list of numbers, or None.")
-    for position, value in enumerate(values or ()):
-        check_number(f"{name}[{position}]", value, low=low)
+    if values is not None and (isinstance(values, (str, bytes)) or not isinstance(values, Sequence)):
+        raise CapabilityError(f"{name} is {shown(values)}; expected a list of numbers, or None.")
+    if values is not None and not len(values):
+        raise CapabilityError(f"{name} is empty; expected one number for each, or None.")
+    for position, value in enumerate(() if values is None else values):
+        check_number(f"{name}[{position}]", value, low=low, dtype=torch.float64)
 
 
 def check_positive_int(name: str, value: object) -> None:
     """Raise unless ``value`` is an integer of at least 1 (True is refused)."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise CapabilityError(f"{name} is {value!r}; expected a positive integer.")
+    check_int(name, value, low=1, what="a positive integer")
+
+
+def check_int(name: str, value: object, *, low: int, what: str = "") -> None:
+    """Raise unless ``value`` is an integer of at least ``low`` and at most 64 bits (True is refused)."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not low <= value < _INT64.stop:  # type: ignore[operator]  # compared only if whole
+        expected = what or f"an integer of at least {low}"
+        raise CapabilityError(f"{name} is {shown(value)}; expected {expected} of at most 64 bits.")
+
+
+def check_plain_options(part: object) -> None:
+    """Raise unless every option of a dataclass that is declared a flag or a text is one.
+
+    Numbers and choices have ranges of their own and are checked by the part; a part's default is left alone.
+    """
+    for one in dataclasses.fields(part):  # type: ignore[arg-type]  # a dataclass, says the caller
+        declared = one.type if isinstance(one.type, str) else getattr(one.type, "__name__", str(one.type))
+        declared = declared.strip("'\"")
+        text, _, optional = declared.partition(" | ")
+        value = getattr(part, one.name)
+        if text in _PLAIN and optional in ("", "None") and value is not one.default:
+            kind, what, hint = _PLAIN[text]
+            if not (isinstance(value, kind) or (value is None and optional)):
+                raise CapabilityError(
+                    f"{one.name} of {type(part).__name__} is {shown(value)}; expected {what}, not "
+                    f"{type(value).__name__}.{hint}"
+                )
 
 
 def check_options(where: str, kind: type, options: Iterable[str]) -> None:
@@ -195,7 +293,7 @@ def check_options(where: str, kind: type, options: Iterable[str]) -> None:
         if option not in names:
             close = difflib.get_close_matches(str(option), names, n=1)
             raise CapabilityError(
-                f"{where}: {kind.__name__} has no option {option!r}; it has {', '.join(names) or 'none'}."
+                f"{where}: {kind.__name__} has no option {shown(option)}; it has {', '.join(names) or 'none'}."
                 + (f" Did you mean {close[0]!r}?" if close else "")
             )
 
@@ -203,10 +301,12 @@ def check_options(where: str, kind: type, options: Iterable[str]) -> None:
 def check_seed(seed: object) -> None:
     """Raise unless ``seed`` is an integer, or None for the run's own (True is refused)."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise CapabilityError(f"seed is {seed!r}; expected an integer, or None for that of seed_everything.")
+        raise CapabilityError(
+            f"seed is {shown(seed)}; expected an integer, or None for that of seed_everything."
+        )
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise unless ``value`` is one of the named choices."""
-    if value not in choices:
-        raise CapabilityError(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}.")
+    if not isinstance(value, str) or value not in choices:
+        raise CapabilityError(f"{name} is {shown(value)}; expected one of {', '.join(map(repr, choices))}.")

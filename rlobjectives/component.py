@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,6 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
+from rlobjectives.checks import check_plain_options
 from rlobjectives.errors import WindowError
 from rlobjectives.statistics import Stat
 
@@ -37,6 +40,23 @@ class Component(abc.ABC):
     A part is a frozen dataclass with keyword-only options. What it declares here is static, so that
     every rank lays its statistics out the same way even when it holds no data.
     """
+
+    def __post_init__(self) -> None:
+        """Where a dataclass checks its options; a subclass's own check runs after that of flags and texts."""
+        if dataclasses.is_dataclass(self):
+            check_plain_options(self)
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        own = cls.__dict__.get("__post_init__")
+        if own is not None:
+
+            @functools.wraps(own)
+            def checked(self: Component) -> None:
+                Component.__post_init__(self)
+                own(self)
+
+            cls.__post_init__ = checked  # type: ignore[method-assign]  # the same check, after the common one
 
     capabilities: ClassVar[Capabilities] = Capabilities()
     window_statistics: ClassVar[Mapping[str, type[Stat]]] = {}

@@ -26,7 +26,7 @@ class ShapeError(RLObjectivesError, ValueError):
 
 
 class NonFiniteError(RLObjectivesError, ValueError):
-    """A NaN or an infinity stands at a place that counts."""
+    """A NaN or an infinity stands at a place that counts, or a log-probability above 0."""
 
 
 class CapabilityError(RLObjectivesError, ValueError):

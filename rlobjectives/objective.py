@@ -9,11 +9,12 @@ from functools import cached_property
 from torch import Tensor
 
 from rlobjectives import capabilities as capability
+from rlobjectives.building import build
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_number
+from rlobjectives.checks import check_number, check_plain_options, shown
 from rlobjectives.component import Component, Metric
 from rlobjectives.distributed.communicator import Communicator
-from rlobjectives.errors import CapabilityError
+from rlobjectives.errors import CapabilityError, WindowError
 from rlobjectives.estimators import Estimator, FunctionEstimator
 from rlobjectives.estimators.advantage_metrics import ADVANTAGE_METRICS
 from rlobjectives.layouts import TokenLayout
@@ -31,7 +32,6 @@ from rlobjectives.losses import (
 from rlobjectives.losses.base import TokenPart, TokenTerm
 from rlobjectives.losses.corrections import PolicyCorrection
 from rlobjectives.reductions import LossReduction, TokenMean
-from rlobjectives.registry import build
 from rlobjectives.statistics import Mean, Stat, Sum
 from rlobjectives.window import Window, WindowBuilder
 
@@ -90,6 +90,7 @@ class Objective:
     name: str = ""
 
     def __post_init__(self) -> None:
+        check_plain_options(self)
         if self.policy_loss is None:
             object.__setattr__(self, "policy_loss", ClippedSurrogate())
         if self.reduction is None:
@@ -107,11 +108,11 @@ class Objective:
             part = getattr(self, role)
             if not isinstance(part, kind):
                 raise CapabilityError(
-                    f"{role} is {part!r}; expected an instance of {kind.__name__} (did you pass a class or a "
-                    "name? Objective.named builds from names)."
+                    f"{role} is {shown(part)}; expected an instance of {kind.__name__} (did you pass a class or a "
+                    f'name? Objective.named builds from names: Objective.named("grpo", {role}="package.module:Class")).'
                 )
         if self.kl is not None and not isinstance(self.kl, KLPenalty):
-            raise CapabilityError(f"kl is {self.kl!r}; expected KLPenalty(coef=...) or None.")
+            raise CapabilityError(f"kl is {shown(self.kl)}; expected KLPenalty(coef=...) or None.")
         optional: tuple[tuple[str, type[Component]], ...] = (
             ("correction", ImportanceCorrection),
             ("off_policy_mask", OPSM),
@@ -123,7 +124,7 @@ class Objective:
             part = getattr(self, role)
             if part is not None and not isinstance(part, expected):
                 raise CapabilityError(
-                    f"{role} is {part!r}; expected an instance of {expected.__name__} or None."
+                    f"{role} is {shown(part)}; expected an instance of {expected.__name__} or None."
                 )
         check_number("entropy_coef", self.entropy_coef, low=0.0)
         if not self.name:
@@ -136,13 +137,14 @@ class Objective:
             )
 
     @classmethod
-    def named(cls, name: str, **overrides: object) -> Objective:
+    def named(cls, name: str = "", /, **overrides: object) -> Objective:
         """A registered algorithm, or ``"package.module:Class"`` of an estimator or an objective factory.
 
         Args:
             name: ``"gdpo"``, ``"dr_grpo"`` …; `rlobjectives algorithms` lists them.
-            overrides: By field: a part, or a dictionary of options, for the part the algorithm has or for an
-                optional one of which there is a single class (``entropy_mask={"fraction": 0.2}``).
+            overrides: By field: a part; a dictionary of options, for the part the algorithm has or for an
+                optional one of which there is a single class (``entropy_mask={"fraction": 0.2}``); or the name of a
+                class that needs no options, ``"GSPO"`` or ``"package.module:Class"``.
 
         Raises:
             UnknownAlgorithmError: If the name is neither.
@@ -152,8 +154,15 @@ class Objective:
             >>> Objective.named("gdpo", estimator={"weights": (1.0, 0.5)}).estimator.weights
             (1.0, 0.5)
         """
+        if not name:
+            name = str(overrides.pop("name", ""))
         built = build(name, overrides)
-        return built if isinstance(built, cls) else cls(**built)
+        if isinstance(built, (cls, dict)):
+            return built if isinstance(built, cls) else cls(**built)
+        raise CapabilityError(
+            f"{shown(name)} gives {type(built).__name__}; expected an Objective. Name an estimator's class, or a function "
+            "that returns an Objective."
+        )
 
     @property
     def description(self) -> str:
@@ -238,6 +247,10 @@ class Objective:
         Raises:
             CapabilityError: Listing every mismatch at once.
         """
+        if not isinstance(facts, TrainerFacts):
+            raise CapabilityError(
+                f"facts is {type(facts).__name__}; expected TrainerFacts(num_generations=..., …)."
+            )
         own = [sentence for part in self.parts().values() for sentence in part.violations(facts)]
         needs, columns = self.capabilities, self.estimator.columns
         if facts.normalize_advantages and columns > 1 and not needs.forbids_normalize_advantages:
@@ -250,7 +263,12 @@ class Objective:
         Args:
             communicator: The ranks it spreads over; by default all of the run. `LOCAL` keeps it on this rank.
         """
-        return WindowBuilder(self, Communicator.world() if communicator is None else communicator)
+        communicator = Communicator.world() if communicator is None else communicator
+        if not isinstance(communicator, Communicator):
+            raise WindowError(
+                f"communicator is {shown(communicator)}; expected a Communicator, or None for all ranks."
+            )
+        return WindowBuilder(self, communicator)
 
     def freeze(
         self,

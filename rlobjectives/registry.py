@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import importlib
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlobjectives.checks import check_options
-from rlobjectives.component import Component
-from rlobjectives.errors import CapabilityError, UnknownAlgorithmError
+from rlobjectives.checks import shown
+from rlobjectives.errors import UnknownAlgorithmError
 
-__all__ = ["ALGORITHMS", "AlgorithmSpec", "build", "resolve"]
+__all__ = ["ALGORITHMS", "AlgorithmSpec", "resolve"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,85 +267,6 @@ def resolve(path: str) -> Any:
         return getattr(importlib.import_module(module or "rlobjectives"), name)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UnknownAlgorithmError(
-            f"{path!r} cannot be resolved: {error}. Give a public name of rlobjectives or "
+            f"{shown(path)} cannot be resolved: {str(error)[:200]}. Give a public name of rlobjectives or "
             "'package.module:Name'."
         ) from error
-
-
-def build(name: str, overrides: Mapping[str, object]) -> Any:
-    """Fields of an `Objective` (or an object) for a name, with overrides applied.
-
-    Args:
-        name: A key of `ALGORITHMS`, or ``"package.module:Name"`` of an estimator class or of a callable
-            that returns an `Objective`.
-        overrides: By field: a part, a dictionary of options, or a plain value. Options of a part that the algorithm
-            does not have make one, where the field takes a single class (``kl``, ``correction``, ``off_policy_mask``,
-            ``entropy_mask``, ``value_loss``).
-
-    Raises:
-        UnknownAlgorithmError: If the name is neither.
-        CapabilityError: If an override does not fit.
-    """
-    if name not in ALGORITHMS and ":" not in name:
-        close = difflib.get_close_matches(name, ALGORITHMS, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise UnknownAlgorithmError(
-            f"{name!r}. Known: {', '.join(sorted(ALGORITHMS))}.{hint} Or give 'package.module:Class'."
-        )
-    spec = ALGORITHMS.get(name)
-    if spec is None:
-        found = resolve(name)
-        if not (isinstance(found, type) and issubclass(found, Component)):
-            return found(**overrides)
-        spec = AlgorithmSpec(summary="", parts={"estimator": name}, source=name)
-    objective_fields = {one.name for one in dataclasses.fields(resolve("Objective"))}
-    built: dict[str, object] = {"name": name, **spec.settings}
-    for role in {**spec.parts, **overrides}:
-        if role not in objective_fields:
-            close = difflib.get_close_matches(role, objective_fields, n=1)
-            raise CapabilityError(
-                f"{name} has no field {role!r}; an objective has {', '.join(sorted(objective_fields))}."
-                + (f" Did you mean {close[0]!r}?" if close else "")
-            )
-        override = overrides.get(role)
-        if role in overrides and not isinstance(override, Mapping):
-            built[role] = override
-            continue
-        kind = resolve(spec.parts[role]) if role in spec.parts else _only_class(role)
-        if kind is None:
-            raise CapabilityError(
-                f"{name} has no {role} to take options; give the part itself, such as {role}=SomeClass(...), or in a "
-                f"file its path, {role}: 'package.module:SomeClass'."
-            )
-        options = {**spec.options.get(role, {}), **(override or {})}  # type: ignore[dict-item]
-        built[role] = _make(name, role, kind, options)
-    return built
-
-
-def _only_class(role: str) -> Callable[..., Any] | None:
-    """The class of an objective's optional part, where there is one that can be made and not a family of them."""
-    objective = resolve("Objective")
-    hint = typing.get_type_hints(objective)[role]
-    kinds: list[type] = [one for one in typing.get_args(hint) if one is not type(None)]
-    one_part = len(kinds) == 1 and issubclass(kinds[0], Component) and dataclasses.is_dataclass(kinds[0])
-    return kinds[0] if one_part else None
-
-
-def _make(algorithm: str, role: str, kind: Callable[..., Any], options: Mapping[str, object]) -> Any:
-    if not dataclasses.is_dataclass(kind):  # a class of the user's own making says itself what it takes
-        return kind(**options)
-    check_options(algorithm, kind, options)
-    missing = [
-        one.name
-        for one in dataclasses.fields(kind)
-        if one.init
-        and one.default is dataclasses.MISSING
-        and one.default_factory is dataclasses.MISSING
-        and one.name not in options
-    ]
-    if missing:
-        raise CapabilityError(
-            f"{algorithm}: {kind.__name__} needs {', '.join(missing)}. Say it, for example "
-            f"Objective.named({algorithm!r}, {role}={{{missing[0]!r}: ...}})."
-        )
-    return kind(**options)

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from rlobjectives.checks import (
+    LOGPROBS,
+    check_device,
     check_finite,
     check_floating,
     check_integral,
+    check_logprobs,
     check_mask,
     check_shape,
     check_tensor,
@@ -19,8 +22,9 @@ from rlobjectives.checks import (
 from rlobjectives.errors import MissingColumnError, NonFiniteError, ShapeError
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
+from rlobjectives.scores import stray_rewards
 
-__all__ = ["Groups", "Rollouts"]
+__all__ = ["Groups", "Rollouts", "check_rollouts"]
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 _ONE_A_PROMPT = (
@@ -34,6 +38,14 @@ _TOKEN_COLUMNS = (
     "behavior_logprobs",
     "teacher_logprobs",
     "squared_probs",
+)
+_SEQUENCE_COLUMNS = (
+    "group_ids",
+    "scored",
+    "session_ids",
+    "truncated",
+    "bootstrap_values",
+    "greedy_rewards",
 )
 
 
@@ -96,7 +108,8 @@ class Rollouts:
             statistics and adds nothing; whatever it holds is ignored. None: every cell is scored. Dummies, which the
             layout's ``sequence_mask`` leaves out, are never scored and no members of the group they repeat.
         values: Critic values of each token, shaped like the layout's mask (as every token column).
-        token_rewards: Rewards given at tokens, on top of `rewards`.
+        token_rewards: Rewards given at tokens, on top of `rewards`. A number other than 0 at a place that is no action is
+            an error of whoever reads it, unless its ``on_observation_reward`` says what becomes of it.
         old_logprobs: Log-probability of each token, in nats, under the policy before any update.
         ref_logprobs: The same under the frozen reference policy, for KL-shaped rewards.
         behavior_logprobs: The same under the policy that sampled, as the sampler saw it.
@@ -114,6 +127,8 @@ class Rollouts:
         unscored: Filled in: whether some genuine sequence has no scored reward at all.
         uncredited: Filled in: whether some sequence has a reward other than 0 and no token to carry it.
         unbootstrapped: Filled in: whether some sequence is truncated and nothing says what follows it.
+        misplaced: Filled in: whether some token reward stands at a place that is no action.
+        unanchored: Filled in: whether some of those has no action before it in its sequence.
 
     Raises:
         ShapeError: If shapes disagree, or rewards are boolean.
@@ -148,13 +163,19 @@ class Rollouts:
     unscored: bool = False  # filled below, with the look at the rewards
     uncredited: bool = False  # filled below, from rewards and layout
     unbootstrapped: bool = False  # filled below, from truncated and bootstrap_values
+    misplaced: bool = False  # filled below, from token_rewards and layout
+    unanchored: bool = False  # filled below, with it
 
     def __post_init__(self) -> None:
-        for name in ("rewards", "group_ids", "scored", "greedy_rewards"):
-            if (column := getattr(self, name)) is not None or name in ("rewards", "group_ids"):
-                check_tensor(name, column)
+        for name in ("rewards", "group_ids"):
+            check_tensor(name, getattr(self, name))
         if self.layout is not None:
             check_layout(self.layout)
+            check_device("layout.mask", self.layout.mask, self.rewards.device, "rewards")
+        for name in (*_TOKEN_COLUMNS, *_SEQUENCE_COLUMNS):
+            if (column := getattr(self, name)) is not None:
+                check_tensor(name, column)
+                check_device(name, column, self.rewards.device, "rewards")
         rewards = self.rewards.detach()
         refuse_booleans("rewards", rewards)
         rewards = (rewards.unsqueeze(1) if rewards.dim() == 1 else rewards).to(torch.float64)
@@ -228,9 +249,22 @@ class Rollouts:
             layout = self.tokens(f"rollouts.{name}")
             layout.check(name, column)
             check_floating(name, column)
-            check_finite(name, column, layout.mask)
+            check = check_logprobs if name in LOGPROBS else check_finite
+            check(name, column, layout.mask)
             low = column.dtype in (torch.float16, torch.bfloat16)
             self._set(name, column.detach().float() if low else column.detach())
+        self._look_for_stray_rewards()
+
+    def _look_for_stray_rewards(self) -> None:
+        misplaced = unanchored = False
+        if self.token_rewards is not None and self.layout is not None:
+            stray = stray_rewards(self.layout, self.token_rewards)
+            misplaced = bool(stray.any())
+            if misplaced:
+                actions = self.layout.cumulative_sum(self.layout.mask.double())
+                unanchored = bool((stray & (actions == 0)).any())
+        self._set("misplaced", misplaced)
+        self._set("unanchored", unanchored)
 
     def _check_sequences(self, count: int) -> None:
         if self.session_ids is not None:
@@ -242,6 +276,7 @@ class Rollouts:
         self._set("unbootstrapped", self._cut_without_value())
         if self.bootstrap_values is not None:
             truncated = self.need("truncated", "rollouts.bootstrap_values")
+            refuse_booleans("bootstrap_values", self.bootstrap_values)
             check_shape("bootstrap_values", self.bootstrap_values, (count,), "one value a sequence")
             check_finite("bootstrap_values", self.bootstrap_values, truncated)
             self._set("bootstrap_values", self.bootstrap_values.detach())
@@ -303,3 +338,11 @@ class Rollouts:
                 "Give Rollouts(layout=PaddedLayout(mask)) or a PackedLayout."
             )
         return self.layout
+
+
+def check_rollouts(rollouts: object) -> None:
+    """Raise a `ShapeError` unless these are `Rollouts`."""
+    if not isinstance(rollouts, Rollouts):
+        raise ShapeError(
+            f"rollouts is {type(rollouts).__name__}; expected Rollouts. Give Rollouts(rewards=..., group_ids=...)."
+        )

@@ -1,4 +1,4 @@
-"""What reward functions return, as numbers and an explicit mask of what is missing."""
+"""Rewards before anybody reads them: what reward functions return, and which token rewards stand at no action."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from rlobjectives.errors import ShapeError
+from rlobjectives.layouts import TokenLayout
 
-__all__ = ["reward_matrix"]
+__all__ = ["reward_matrix", "stray_rewards"]
 
 
 def reward_matrix(
@@ -56,3 +57,13 @@ def reward_matrix(
     rewards = torch.tensor(cells, dtype=torch.float64, device=device).T.contiguous()
     scored = torch.tensor(flags, dtype=torch.bool, device=device).T.contiguous()
     return rewards, scored, tuple(columns)
+
+
+def stray_rewards(layout: TokenLayout, token_rewards: Tensor) -> Tensor:
+    """Where a reward stands at a place that is no action: a finite number other than 0, in a sequence that counts.
+
+    Returns:
+        Bool, shaped like the mask.
+    """
+    reward = (token_rewards != 0) & token_rewards.isfinite() & ~layout.mask
+    return reward & layout.expand(layout.sequence_mask())

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from rlobjectives.checks import check_floating, check_mask
-from rlobjectives.errors import MissingColumnError
+from rlobjectives.errors import MissingColumnError, ShapeError
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
 
-__all__ = ["TokenBatch"]
+__all__ = ["COLUMNS", "WITH_GRADIENT", "TokenBatch", "check_tokens"]
 
-_COLUMNS = (
+COLUMNS = (
     "logprobs",
     "old_logprobs",
     "advantages",
@@ -30,7 +30,10 @@ _COLUMNS = (
     "old_values",
     "returns",
 )
-_WITH_GRADIENT = ("logprobs", "entropy", "behavior_kl", "ref_kl", "teacher_divergence", "values")
+"""Every column that is shaped like the mask."""
+WITH_GRADIENT = ("logprobs", "entropy", "behavior_kl", "ref_kl", "teacher_divergence", "values")
+"""Columns that carry gradient."""
+
 _KNOWN = {
     "behavior_logprobs": "behavior_known",
     "teacher_logprobs": "teacher_known",
@@ -106,7 +109,7 @@ class TokenBatch:
             if known is not None:
                 self.layout.check(name, known)
                 check_mask(name, known)
-        for name in _COLUMNS:
+        for name in COLUMNS:
             column = getattr(self, name)
             if column is None:
                 continue
@@ -117,7 +120,7 @@ class TokenBatch:
             known = self.known(name)
             if known is not None:
                 column = torch.where(known, column, torch.nan)
-            object.__setattr__(self, name, column if name in _WITH_GRADIENT else column.detach())
+            object.__setattr__(self, name, column if name in WITH_GRADIENT else column.detach())
 
     @property
     def num_sequences(self) -> int:
@@ -152,7 +155,7 @@ class TokenBatch:
 
     def block(self, sequences: slice, places: slice) -> TokenBatch:
         """Some neighbouring sequences, one of ``layout.blocks()``; columns are views."""
-        columns = {name: getattr(self, name) for name in (*_COLUMNS, *_KNOWN.values())}
+        columns = {name: getattr(self, name) for name in (*COLUMNS, *_KNOWN.values())}
         return self.replace(
             layout=self.layout.block(sequences, places),
             **{name: None if column is None else column[places] for name, column in columns.items()},
@@ -160,7 +163,15 @@ class TokenBatch:
 
     def detach(self) -> TokenBatch:
         """A copy without any gradient."""
-        columns = {name: getattr(self, name) for name in _WITH_GRADIENT}
+        columns = {name: getattr(self, name) for name in WITH_GRADIENT}
         return self.replace(
             **{name: None if column is None else column.detach() for name, column in columns.items()}
+        )
+
+
+def check_tokens(tokens: object) -> None:
+    """Raise a `ShapeError` unless this is a `TokenBatch`."""
+    if not isinstance(tokens, TokenBatch):
+        raise ShapeError(
+            f"tokens is {type(tokens).__name__}; expected a TokenBatch. Give TokenBatch(logprobs=..., layout=...)."
         )

@@ -32,7 +32,11 @@ def pytest_configure() -> None:
     torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "fuzz_long" not in str(config.getoption("markexpr")):
+        rest = [item for item in items if item.get_closest_marker("fuzz_long")]
+        config.hook.pytest_deselected(items=rest)
+        items[:] = [item for item in items if item not in rest]
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")

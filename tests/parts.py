@@ -84,8 +84,8 @@ HINTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
 }
 """More options worth trying, by class."""
 
-LENIENT: Mapping[str, Any] = {"on_lost_reward": "drop"}
-"""Options of any part that refuse data which every law draws: here, rewards of sequences without tokens."""
+LENIENT: Mapping[str, Any] = {"on_lost_reward": "drop", "on_observation_reward": "drop"}
+"""Options of any part that refuse data which every law draws: rewards of sequences without tokens, and at observations."""
 
 NEEDS_POSITIONS = frozenset({"Combined"})
 """Estimators that refuse packed sequences of length 0, since a sequence's number travels on its tokens."""

@@ -100,9 +100,9 @@ class TestDenominators:
 
 class TestRanks:
     def test_unequal_tokens_under_averaged_gradients(self) -> None:
-        """5 tokens of 1 and one of 7: loss 2, gradient 1/6 of each token; not 4, not 1/12."""
+        """5 tokens of −1 and one of −7: loss −2, gradient 1/6 of each token; not −4, not 1/12."""
         objective = Objective(estimator=GRPO(), policy_loss=Given())
-        shards = [micro_batch([[1.0] * 5], [[1] * 5]), micro_batch([[7.0]], [[1]])]
+        shards = [micro_batch([[-1.0] * 5], [[1] * 5]), micro_batch([[-7.0]], [[1]])]
         scale = GradientScale.for_ddp(2)
 
         def one(communicator: Any) -> tuple[float, list[float]]:
@@ -113,7 +113,7 @@ class TestRanks:
             return window.summarize([output])["loss/total"], (leaf.grad / 2).flatten().tolist()
 
         (first, grads), (second, other) = run_ranks_as_threads(one, 2)
-        assert first == second == pytest.approx(2.0, rel=1e-14)
+        assert first == second == pytest.approx(-2.0, rel=1e-14)
         assert grads + other == pytest.approx([1 / 6] * 6, rel=1e-14)
 
     def test_whitening_spans_context_parallel_shards(self) -> None:
@@ -292,11 +292,10 @@ class TestHonestMetrics:
         advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0, 1.0, 0.0, 1.0]], dtype=torch.float64)
         layout = PaddedLayout(torch.tensor([[True] * 6 + [False]]))
         window = Objective(estimator=GRPO()).freeze([(torch.ones(1), layout)])
-        leaf = ratio.log().requires_grad_()
+        old = torch.full_like(ratio, -4.0)
+        leaf = (old + ratio.log()).requires_grad_()
         output = window.loss(
-            TokenBatch(
-                logprobs=leaf, old_logprobs=torch.zeros_like(ratio), advantages=advantages, layout=layout
-            )
+            TokenBatch(logprobs=leaf, old_logprobs=old, advantages=advantages, layout=layout)
         )
         output.loss.backward()
         metrics = window.summarize([output])

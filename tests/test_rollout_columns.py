@@ -18,7 +18,7 @@ def make(**columns):
 @pytest.mark.parametrize("name", _TOKEN_COLUMNS)
 class TestTokenColumns:
     def test_take_anything_under_a_false_mask(self, name):
-        column = torch.tensor([[1.0, float("nan")], [2.0, 3.0]], requires_grad=True)
+        column = torch.tensor([[-1.0, float("nan")], [-2.0, -3.0]], requires_grad=True)
         kept = getattr(make(**{name: column}), name)
         assert not kept.requires_grad
 

@@ -11,11 +11,15 @@ import torch
 from torch import Tensor
 
 from rlobjectives import errors
+from rlobjectives.checks import ABOVE_ZERO, LOGPROBS
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.errors import NonFiniteError, RankError
 from rlobjectives.statistics import Stat
 
 __all__ = ["Exchange", "Fault", "exchange", "raised_together", "synchronize"]
+
+ABOVE = " above 0"
+"""Ends the name of a field that counts log-probabilities above 0."""
 
 FIELDS = (
     "estimate",
@@ -36,9 +40,16 @@ FIELDS = (
     "behavior_kl",
     "teacher_divergence",
     "ref_kl",
+    "slope in entropy",
+    "slope in values",
+    "slope in behavior_kl",
+    "slope in ref_kl",
+    "slope in teacher_divergence",
+    *(f"{name}{ABOVE}" for name in LOGPROBS),
 )
-"""Columns a non-finite value can be reported in; travels as a position in this tuple."""
+"""Columns a value that may not be can be reported in; travels as a position in this tuple."""
 
+_FIND = "Find their source or mask those places; nothing is repaired silently."
 _HEADER = 6
 _FLOOR = 1024  # rows of ranks that disagree must have one length; eight kilobytes cost nothing
 _KNOWN_ERRORS = tuple(sorted(name for name in errors.__all__))
@@ -50,7 +61,7 @@ class Fault:
 
     Attributes:
         error: An exception of this rank, if any.
-        counts: Non-finite entries and all counted entries, by ``(micro_batch, field)``: 0-d tensors, so
+        counts: Entries that may not be (not finite, or a log-probability above 0) and all counted entries, by ``(micro_batch, field)``: 0-d tensors, so
             that nobody has to look at them before the message.
     """
 
@@ -231,8 +242,11 @@ def _raise_together(headers: list[list[float]], communicator: Communicator, faul
         )
     for position, (code, micro_batch, bad, total, *_) in enumerate(headers):
         if code > 0:
+            name = FIELDS[int(code) - 1]
+            what, remedy = "non-finite values", _FIND
+            if name.endswith(ABOVE):
+                name, what, remedy = name.removesuffix(ABOVE), "values above 0", ABOVE_ZERO
             raise NonFiniteError(
-                f"rank {communicator.global_rank(position)}, micro-batch {int(micro_batch)}: "
-                f"{FIELDS[int(code) - 1]} has {int(bad):,} non-finite values among {int(total):,} that count. "
-                "Find their source or mask those places; nothing is repaired silently." + everywhere
+                f"rank {communicator.global_rank(position)}, micro-batch {int(micro_batch)}: {name} has "
+                f"{int(bad):,} {what} among {int(total):,} that count. {remedy}{everywhere}"
             )

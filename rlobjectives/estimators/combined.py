@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_numbers
+from rlobjectives.checks import check_numbers, shown
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
@@ -56,16 +56,16 @@ class Combined(Estimator):
     weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.estimators, Iterable):
+        if not isinstance(self.estimators, Iterable) or isinstance(self.estimators, Tensor):
             raise CapabilityError(
-                f"estimators is {self.estimators!r}; expected several, as in Combined(estimators=(GRPO(), …))."
+                f"estimators is {shown(self.estimators)}; expected several, as in Combined(estimators=(GRPO(), …))."
             )
         parts: tuple[object, ...] = tuple(self.estimators)
         object.__setattr__(self, "estimators", parts)
         for part in parts:
             if not isinstance(part, Estimator) or isinstance(part, Combined):
                 raise CapabilityError(
-                    f"estimators holds {part!r}; expected instances of Estimator, none of them a Combined."
+                    f"estimators holds {shown(part)}; expected instances of Estimator, none of them a Combined."
                 )
         if not self.estimators:
             raise CapabilityError("Combined has no estimators. Give at least one.")

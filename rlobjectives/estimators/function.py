@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlobjectives.checks import shown
 from rlobjectives.errors import CapabilityError, ShapeError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.rollouts import Rollouts
@@ -44,7 +45,7 @@ class FunctionEstimator(Estimator):
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise CapabilityError(
-                f"function is {self.function!r}; expected a function (Rollouts) -> advantages."
+                f"function is {shown(self.function)}; expected a function (Rollouts) -> advantages."
             )
 
     @property

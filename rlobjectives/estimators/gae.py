@@ -20,6 +20,7 @@ from rlobjectives.estimators.shaping import (
     sequence_rewards,
     shaped_token_rewards,
 )
+from rlobjectives.estimators.token_rewards import check_lost, token_rewards
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts
 
@@ -85,6 +86,8 @@ class GAE(Normalized):
         kl_coef: β ≥ 0 of a penalty ``β·k(ℓ − ℓʳᵉᶠ)`` in the token rewards.
         kl_estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"abs"``.
         on_lost_reward: ``"error"`` or ``"drop"`` for a reward other than 0 without an action token.
+        on_observation_reward: ``"error"``, ``"credit"`` or ``"drop"`` for a token reward other than 0 at a place that is
+            no action (see `token_rewards`); ``"credit"`` adds it to the last action token before it.
         normalize: ``"none"``, or ``"window"`` to whiten advantages over the window's tokens.
         ddof: 1 sample, 0 population variance of that whitening.
         epsilon: Its stability constant.
@@ -123,6 +126,7 @@ class GAE(Normalized):
     kl_coef: float = 0.0
     kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
     on_lost_reward: Literal["error", "drop"] = "error"
+    on_observation_reward: Literal["error", "credit", "drop"] = "error"
 
     def __post_init__(self) -> None:
         Normalized.__post_init__(self)
@@ -134,7 +138,7 @@ class GAE(Normalized):
             check_number("adaptive_alpha", self.adaptive_alpha, low=0.0, open_low=True)
         check_choice("reward_scope", self.reward_scope, ("segment", "session", "session_replicated"))
         check_choice("observations", self.observations, OBSERVATIONS)
-        check_choice("on_lost_reward", self.on_lost_reward, ("error", "drop"))
+        check_lost(self.on_lost_reward, self.on_observation_reward)
         check_kl_options(self.kl_coef, self.kl_estimator)
         check_numbers("weights", self.weights)
 
@@ -159,11 +163,12 @@ class GAE(Normalized):
 
     def _credit(self, rollouts: Rollouts, *, adaptive: bool) -> Credit:
         layout, values = rollouts.tokens("GAE"), rollouts.need("values", "GAE")
-        shaped = shaped_token_rewards(rollouts, self.kl_coef, self.kl_estimator, "GAE")
-        if self.reward_scope != "session":
+        whole = concatenate(rollouts, "GAE") if self.reward_scope == "session" else None
+        given = token_rewards(rollouts, "GAE", self.on_observation_reward, self.on_lost_reward, whole)
+        shaped = shaped_token_rewards(rollouts, given, self.kl_coef, self.kl_estimator, "GAE")
+        if whole is None:
             final = final_rewards(self._rewards(rollouts), rollouts, self.discount, "GAE")
             return self._returns(layout, values, shaped, final, adaptive)
-        whole = concatenate(rollouts, "GAE")
         flat = self._returns(
             whole.layout,
             whole.gather(values),

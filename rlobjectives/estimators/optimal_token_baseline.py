@@ -14,6 +14,8 @@ from rlobjectives.estimators.groups import check_singletons
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import lambda_returns
 from rlobjectives.estimators.shaping import sequence_rewards
+from rlobjectives.estimators.token_rewards import check_lost, token_rewards
+from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, clamp_around
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["OptimalTokenBaseline"]
@@ -37,6 +39,8 @@ class OptimalTokenBaseline(Normalized):
         baseline_epsilon: ε ≥ 0 in the baseline.
         on_singleton: ``"error"`` or ``"zero"`` for a prompt with one completion.
         on_lost_reward: ``"error"`` or ``"drop"`` for a reward other than 0 without an action token.
+        on_observation_reward: ``"error"``, ``"credit"`` or ``"drop"`` for a token reward other than 0 at a place that is
+            no action (see `token_rewards`); ``"credit"`` adds it to the last action token before it.
         normalize: ``"none"``, or ``"window"`` to whiten over the window's tokens.
         ddof: 1 sample, 0 population variance of that whitening.
         epsilon: Its stability constant.
@@ -70,6 +74,7 @@ class OptimalTokenBaseline(Normalized):
     baseline_epsilon: float = 1e-8
     on_singleton: Literal["error", "zero"] = "error"
     on_lost_reward: Literal["error", "drop"] = "error"
+    on_observation_reward: Literal["error", "credit", "drop"] = "error"
 
     def __post_init__(self) -> None:
         Normalized.__post_init__(self)
@@ -77,7 +82,7 @@ class OptimalTokenBaseline(Normalized):
             check_number("importance_clip", self.importance_clip, low=0.0, open_low=True)
         check_number("baseline_epsilon", self.baseline_epsilon, low=0.0)
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
-        check_choice("on_lost_reward", self.on_lost_reward, ("error", "drop"))
+        check_lost(self.on_lost_reward, self.on_observation_reward)
         check_numbers("weights", self.weights)
 
     def required(self) -> Capabilities:
@@ -93,7 +98,7 @@ class OptimalTokenBaseline(Normalized):
         assert rollouts.scored is not None
         returns = lambda_returns(
             layout,
-            token_rewards=rollouts.token_rewards,
+            token_rewards=token_rewards(rollouts, name, self.on_observation_reward, self.on_lost_reward),
             final_rewards=sequence_rewards(
                 rollouts, self.weights, name, self.on_lost_reward, unscored="zero"
             ),
@@ -134,5 +139,6 @@ class OptimalTokenBaseline(Normalized):
         energy = 1.0 - 2.0 * old.exp() + squared
         if self.importance_clip is not None:
             log = layout.select(old - rollouts.need("behavior_logprobs", name).double())
-            energy = energy * log.clamp(-20.0, 20.0).exp().clamp_max(self.importance_clip).square()
+            clamp = clamp_around(LOG_RATIO_CLAMP, self.importance_clip)
+            energy = energy * log.clamp(-clamp, clamp).exp().clamp_max(self.importance_clip).square()
         return energy

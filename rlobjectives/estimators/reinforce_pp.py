@@ -16,6 +16,7 @@ from rlobjectives.estimators.grpo import combined_reward, grpo_estimate
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import lambda_returns
 from rlobjectives.estimators.shaping import check_kl_options, sequence_rewards, shaped_token_rewards
+from rlobjectives.estimators.token_rewards import check_lost, token_rewards
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts
 
@@ -37,6 +38,8 @@ class ReinforcePlusPlus(Normalized):
         weights: Weight of each reward column; None weighs all 1.
         observations: ``"skip"``, or ``"step"`` to discount through masked tokens before the last action.
         on_lost_reward: ``"error"`` or ``"drop"`` for a reward other than 0 without an action token.
+        on_observation_reward: ``"error"``, ``"credit"`` or ``"drop"`` for a token reward other than 0 at a place that is
+            no action (see `token_rewards`); ``"credit"`` adds it to the last action token before it.
         normalize: ``"window"`` or ``"none"``.
         ddof: 0 population, 1 sample variance.
         epsilon: Stability constant.
@@ -75,12 +78,13 @@ class ReinforcePlusPlus(Normalized):
     weights: tuple[float, ...] | None = None
     observations: Literal["skip", "step"] = "skip"
     on_lost_reward: Literal["error", "drop"] = "error"
+    on_observation_reward: Literal["error", "credit", "drop"] = "error"
 
     def __post_init__(self) -> None:
         Normalized.__post_init__(self)
         check_number("discount", self.discount, low=0.0, high=1.0)
         check_choice("observations", self.observations, ("skip", "step"))
-        check_choice("on_lost_reward", self.on_lost_reward, ("error", "drop"))
+        check_lost(self.on_lost_reward, self.on_observation_reward)
         check_kl_options(self.kl_coef, self.kl_estimator)
         check_numbers("weights", self.weights)
 
@@ -91,9 +95,10 @@ class ReinforcePlusPlus(Normalized):
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Returns before whitening, shaped like the mask. Scope: sequence."""
         name = "ReinforcePlusPlus"
+        given = token_rewards(rollouts, name, self.on_observation_reward, self.on_lost_reward)
         return lambda_returns(
             rollouts.tokens(name),
-            token_rewards=shaped_token_rewards(rollouts, self.kl_coef, self.kl_estimator, name),
+            token_rewards=shaped_token_rewards(rollouts, given, self.kl_coef, self.kl_estimator, name),
             final_rewards=sequence_rewards(rollouts, self.weights, name, self.on_lost_reward),
             discount=self.discount,
             observations=self.observations,

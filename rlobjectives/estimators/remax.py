@@ -8,11 +8,12 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_numbers
+from rlobjectives.checks import check_numbers
 from rlobjectives.estimators.grpo import weighted_columns
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import lambda_returns
 from rlobjectives.estimators.shaping import check_kl_options, sequence_rewards, shaped_token_rewards
+from rlobjectives.estimators.token_rewards import check_lost, token_rewards
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["ReMax"]
@@ -32,6 +33,8 @@ class ReMax(Normalized):
         kl_estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"abs"``.
         weights: Weight of each reward column; None weighs all 1.
         on_lost_reward: ``"error"`` or ``"drop"`` for a reward other than 0 without an action token.
+        on_observation_reward: ``"error"``, ``"credit"`` or ``"drop"`` for a token reward other than 0 at a place that is
+            no action (see `token_rewards`); ``"credit"`` adds it to the last action token before it.
         normalize: ``"none"``, or ``"window"`` to whiten over the window's tokens.
         ddof: 1 sample, 0 population variance of that whitening.
         epsilon: Its stability constant.
@@ -62,10 +65,11 @@ class ReMax(Normalized):
     kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
     weights: tuple[float, ...] | None = None
     on_lost_reward: Literal["error", "drop"] = "error"
+    on_observation_reward: Literal["error", "credit", "drop"] = "error"
 
     def __post_init__(self) -> None:
         Normalized.__post_init__(self)
-        check_choice("on_lost_reward", self.on_lost_reward, ("error", "drop"))
+        check_lost(self.on_lost_reward, self.on_observation_reward)
         check_kl_options(self.kl_coef, self.kl_estimator)
         check_numbers("weights", self.weights)
 
@@ -77,9 +81,10 @@ class ReMax(Normalized):
         """Advantages, shaped like the mask. Scope: sequence."""
         layout, greedy = rollouts.tokens("ReMax"), rollouts.need("greedy_rewards", "ReMax")
         baseline = greedy.sum(1) if self.weights is None else weighted_columns(greedy, self.weights)
+        given = token_rewards(rollouts, "ReMax", self.on_observation_reward, self.on_lost_reward)
         to_go = lambda_returns(
             layout,
-            token_rewards=shaped_token_rewards(rollouts, self.kl_coef, self.kl_estimator, "ReMax"),
+            token_rewards=shaped_token_rewards(rollouts, given, self.kl_coef, self.kl_estimator, "ReMax"),
             final_rewards=sequence_rewards(rollouts, self.weights, "ReMax", self.on_lost_reward),
         ).returns
         return layout.select(to_go - layout.expand(baseline).to(to_go.dtype))

@@ -89,13 +89,16 @@ def refuse_lost_rewards(
     )
 
 
-def shaped_token_rewards(rollouts: Rollouts, coef: float, estimator: str, reader: str) -> Tensor | None:
+def shaped_token_rewards(
+    rollouts: Rollouts, rewards: Tensor | None, coef: float, estimator: str, reader: str
+) -> Tensor | None:
     """Token rewards minus ``coef`` times the divergence from the reference, at action tokens.
 
         r̃ₜ = rₜ − β·k(ℓₜ − ℓₜʳᵉᶠ)
 
     Args:
-        rollouts: Its `token_rewards`, and with ``coef`` > 0 its `old_logprobs` and `ref_logprobs`.
+        rollouts: With ``coef`` > 0, its `old_logprobs` and `ref_logprobs`.
+        rewards: What is given at tokens, from `token_rewards`.
         coef: β ≥ 0.
         estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"abs"`` (see `kl_estimate`).
         reader: Who asks, for messages.
@@ -103,7 +106,6 @@ def shaped_token_rewards(rollouts: Rollouts, coef: float, estimator: str, reader
     Returns:
         Shaped like the mask, or None when there is no token reward at all. A new tensor.
     """
-    rewards = rollouts.token_rewards
     if coef == 0.0:
         return rewards
     layout = rollouts.tokens(reader)

@@ -13,6 +13,7 @@ from rlobjectives.estimators.gae import final_rewards
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import OBSERVATIONS, Credit, lambda_returns
 from rlobjectives.estimators.shaping import sequence_rewards
+from rlobjectives.estimators.token_rewards import check_lost, token_rewards
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["TDLambda"]
@@ -34,6 +35,8 @@ class TDLambda(Normalized):
         weights: Weight of each reward column; None weighs all 1.
         observations: ``"skip"``, ``"zero_value"`` or ``"step"`` (see `lambda_returns`).
         on_lost_reward: ``"error"`` or ``"drop"`` for a reward other than 0 without an action token.
+        on_observation_reward: ``"error"``, ``"credit"`` or ``"drop"`` for a token reward other than 0 at a place that is
+            no action (see `token_rewards`); ``"credit"`` adds it to the last action token before it.
         normalize: ``"none"``, or ``"window"`` to whiten over the window's tokens.
         ddof: 1 sample, 0 population variance of that whitening.
         epsilon: Its stability constant.
@@ -67,6 +70,7 @@ class TDLambda(Normalized):
     weights: tuple[float, ...] | None = None
     observations: Literal["skip", "zero_value", "step"] = "skip"
     on_lost_reward: Literal["error", "drop"] = "error"
+    on_observation_reward: Literal["error", "credit", "drop"] = "error"
 
     def __post_init__(self) -> None:
         Normalized.__post_init__(self)
@@ -74,7 +78,7 @@ class TDLambda(Normalized):
         check_number("trace_decay", self.trace_decay, low=0.0, high=1.0)
         check_choice("baseline", self.baseline, ("values", "none"))
         check_choice("observations", self.observations, OBSERVATIONS)
-        check_choice("on_lost_reward", self.on_lost_reward, ("error", "drop"))
+        check_lost(self.on_lost_reward, self.on_observation_reward)
         check_numbers("weights", self.weights)
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
@@ -91,7 +95,9 @@ class TDLambda(Normalized):
         return lambda_returns(
             rollouts.tokens("TDLambda"),
             values=rollouts.need("values", "TDLambda"),
-            token_rewards=rollouts.token_rewards,
+            token_rewards=token_rewards(
+                rollouts, "TDLambda", self.on_observation_reward, self.on_lost_reward
+            ),
             final_rewards=final_rewards(rewards, rollouts, self.discount, "TDLambda"),
             discount=self.discount,
             trace_decay=self.trace_decay,

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number, check_numbers
+from rlobjectives.checks import check_number, check_numbers
 from rlobjectives.estimators.gae import final_rewards
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import Credit, plain_columns
 from rlobjectives.estimators.shaping import sequence_rewards
+from rlobjectives.estimators.token_rewards import check_lost, token_rewards
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
 from rlobjectives.layouts.scan import Piece
+from rlobjectives.losses.ratios import clamp_around
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["VTrace", "vtrace_returns"]
@@ -54,7 +56,8 @@ def vtrace_returns(
         rho_clip: Upper bound of ρ̂.
         trace_clip: Upper bound of ĉ.
         policy_rho_clip: Upper bound of ρ̃.
-        log_ratio_clamp: Bound on the absolute log-ratio before ``exp``.
+        log_ratio_clamp: Bound on the absolute log-ratio before ``exp``. The default gives way to a bound on the ratio
+            that lies farther out.
 
     Returns:
         Advantages, and v as returns, in the precision of ``values``. Scope: one sequence. Gradient: none, whatever the
@@ -77,6 +80,7 @@ def vtrace_returns(
     bounds = {"rho_clip": rho_clip, "trace_clip": trace_clip, "policy_rho_clip": policy_rho_clip}
     for name, bound in {**bounds, "log_ratio_clamp": log_ratio_clamp}.items():
         check_number(name, bound, low=0.0, open_low=True)
+    clamp = clamp_around(log_ratio_clamp, rho_clip, trace_clip, policy_rho_clip)
     token_rewards, final_rewards = plain_columns(
         layout, token_rewards=token_rewards, final_rewards=final_rewards
     )
@@ -89,7 +93,7 @@ def vtrace_returns(
     for piece in layout.pieces():
         beside = ~piece.take(layout.mask)
         value, log = piece.load("value", values, beside), piece.load("log", log_ratio, beside)
-        ratio = log.clamp(-log_ratio_clamp, log_ratio_clamp).exp()
+        ratio = log.clamp(-clamp, clamp).exp()
         gain = -value
         if token_rewards is not None:
             gain += piece.load("reward", token_rewards, beside)
@@ -129,6 +133,8 @@ class VTrace(Normalized):
         policy_rho_clip: Upper bound of the ratio in the advantage.
         weights: Weight of each reward column; None weighs all 1.
         on_lost_reward: ``"error"`` or ``"drop"`` for a reward other than 0 without an action token.
+        on_observation_reward: ``"error"``, ``"credit"`` or ``"drop"`` for a token reward other than 0 at a place that is
+            no action (see `token_rewards`); ``"credit"`` adds it to the last action token before it.
         normalize: ``"none"``, or ``"window"`` to whiten over the window's tokens.
         ddof: 1 sample, 0 population variance of that whitening.
         epsilon: Its stability constant.
@@ -170,6 +176,7 @@ class VTrace(Normalized):
     policy_rho_clip: float = 1.0
     weights: tuple[float, ...] | None = None
     on_lost_reward: Literal["error", "drop"] = "error"
+    on_observation_reward: Literal["error", "credit", "drop"] = "error"
 
     def __post_init__(self) -> None:
         Normalized.__post_init__(self)
@@ -177,7 +184,7 @@ class VTrace(Normalized):
         check_number("trace_decay", self.trace_decay, low=0.0, high=1.0)
         for name in ("rho_clip", "trace_clip", "policy_rho_clip"):
             check_number(name, getattr(self, name), low=0.0, open_low=True)
-        check_choice("on_lost_reward", self.on_lost_reward, ("error", "drop"))
+        check_lost(self.on_lost_reward, self.on_observation_reward)
         check_numbers("weights", self.weights)
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
@@ -196,7 +203,7 @@ class VTrace(Normalized):
             rollouts.tokens("VTrace"),
             rollouts.need("values", "VTrace"),
             old - behavior,
-            token_rewards=rollouts.token_rewards,
+            token_rewards=token_rewards(rollouts, "VTrace", self.on_observation_reward, self.on_lost_reward),
             final_rewards=final_rewards(rewards, rollouts, self.discount, "VTrace"),
             discount=self.discount,
             trace_decay=self.trace_decay,

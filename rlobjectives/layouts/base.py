@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_integral, check_mask, check_shape
+from rlobjectives.checks import check_device, check_integral, check_mask, check_shape, check_tensor
 from rlobjectives.errors import MissingColumnError, ShapeError
 from rlobjectives.layouts.scan import Piece, reverse_scan
 from rlobjectives.masking import select
@@ -53,6 +53,9 @@ class TokenLayout(abc.ABC):
 
     def _set(self, mask: Tensor, facts: SequenceFacts) -> None:
         check_mask("layout.mask", mask)
+        for name, fact in facts.items():
+            check_tensor(f"layout.facts[{name!r}]", fact)
+            check_device(f"layout.facts[{name!r}]", fact, mask.device, "layout.mask")
         self.mask = mask
         self.facts = {name: fact.detach() for name, fact in facts.items()}
 
@@ -211,13 +214,16 @@ class TokenLayout(abc.ABC):
         return self.mask.device
 
     def check(self, name: str, per_token: Tensor) -> None:
-        """Raise a `ShapeError` unless the tensor is shaped like the mask."""
+        """Raise a `ShapeError` unless the tensor is shaped like the mask, and on its device."""
         check_shape(name, per_token, self.shape, "the shape of layout.mask")
+        check_device(name, per_token, self.mask.device, "layout.mask")
 
     def check_columns(self, name: str, per_token: Tensor) -> None:
         """Raise a `ShapeError` unless the tensor begins like the mask; one dimension may follow."""
+        check_tensor(name, per_token)
         columns = tuple(per_token.shape[self.mask.dim() :])[:1]
         check_shape(name, per_token, (*self.shape, *columns), "the shape of layout.mask")
+        check_device(name, per_token, self.mask.device, "layout.mask")
 
     def select(self, per_token: Tensor, other: float = 0.0) -> Tensor:
         """The counted tokens' values, and ``other`` everywhere else (never a product, and nothing broadcasts)."""
@@ -273,6 +279,7 @@ class TokenLayout(abc.ABC):
         """
         check_integral("group_ids", group_ids)
         check_shape("group_ids", group_ids, (self.num_sequences,), "one id a sequence")
+        check_device("group_ids", group_ids, self.mask.device, "layout.mask")
         unique, index = torch.unique(group_ids, return_inverse=True)
         counts = torch.stack([self.token_counts(), self.sequence_mask().to(torch.float64)], dim=1)
         per_group = counts.new_zeros(unique.numel(), 2).index_add_(0, index, counts)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_integral, check_shape, check_tensor
+from rlobjectives.checks import check_device, check_integral, check_shape, check_tensor
 from rlobjectives.errors import ShapeError
 from rlobjectives.layouts.base import TokenLayout
 from rlobjectives.layouts.scan import Buffers, Piece, piece_limit
@@ -38,6 +38,7 @@ class PackedLayout(TokenLayout):
     def __init__(self, cu_seqlens: Tensor, mask: Tensor, **facts: Tensor) -> None:
         check_integral("cu_seqlens", cu_seqlens)
         check_tensor("mask", mask)
+        check_device("cu_seqlens", cu_seqlens, mask.device, "layout.mask")
         if cu_seqlens.dim() != 1 or mask.dim() != 1 or cu_seqlens.numel() < 1:
             raise ShapeError(
                 f"cu_seqlens has shape {list(cu_seqlens.shape)} and mask {list(mask.shape)}; "
@@ -58,7 +59,7 @@ class PackedLayout(TokenLayout):
         self._check_facts()
         self.index = torch.repeat_interleave(
             torch.arange(len(lengths), device=mask.device),
-            cu_seqlens.diff().to(mask.device),
+            cu_seqlens.long().diff(),
             output_size=mask.numel(),
         )
 

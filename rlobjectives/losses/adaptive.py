@@ -109,6 +109,8 @@ class SteppedCoefficient:
         check_number("low", self.low, low=0.0)
         check_number("high", self.high, low=self.low)
         check_number("coef", self.coef, low=self.low, high=self.high)
+        if self.entropy is not None:
+            check_number("entropy", self.entropy)
 
     @property
     def active(self) -> float:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rlobjectives.checks import refuse_rows
 from rlobjectives.component import Component, WindowContext
-from rlobjectives.errors import RLObjectivesError
+from rlobjectives.errors import MissingColumnError, RLObjectivesError
 from rlobjectives.statistics import Stat
-from rlobjectives.tokens import TokenBatch
+from rlobjectives.tokens import COLUMNS, TokenBatch
 
-__all__ = ["PolicyLoss", "TokenLoss", "TokenPart", "TokenTerm"]
+__all__ = ["PolicyLoss", "TokenLoss", "TokenPart", "TokenTerm", "reading"]
 
 
 class TokenLoss(NamedTuple):
@@ -32,6 +34,35 @@ class TokenLoss(NamedTuple):
     slope: Tensor
     metrics: Mapping[str, Stat] = {}
     slopes: Mapping[str, Tensor] = {}
+
+
+@contextmanager
+def reading(part: Component, tokens: TokenBatch) -> Iterator[None]:
+    """Run a part on some tokens; a column that it takes for a tensor and that is None is named.
+
+    Args:
+        part: Who reads.
+        tokens: The columns.
+
+    Raises:
+        MissingColumnError: In place of the error that Python or torch has for an operation on None.
+    """
+    try:
+        yield
+    except (TypeError, AttributeError) as error:
+        if "NoneType" not in str(error):
+            raise
+        name, absent = type(part).__name__, [one for one in COLUMNS if getattr(tokens, one) is None]
+        moved = ""
+        if "old_logprobs" in absent:
+            moved = (
+                " old_logprobs is None while the policy has not moved: read tokens.old(), which is then the detached "
+                "logprobs."
+            )
+        raise MissingColumnError(
+            f"{name} failed on a column that is None ({error}); this TokenBatch carries no {', '.join(absent)}.{moved} "
+            f"Read a column that must be there with tokens.need(name, {name!r})."
+        ) from error
 
 
 class TokenPart(Component):
@@ -107,6 +138,9 @@ class TokenTerm(TokenPart):
     def value(self, tokens: TokenBatch, context: WindowContext) -> Tensor:
         """The loss of each token, differentiable in ``tokens.logprobs``.
 
+        Write ratios with `TokenBatch.old`, as ``(tokens.logprobs - tokens.old()).exp()``: what `functional` returns
+        carries no gradient, and `TokenBatch.old_logprobs` is None until the policy has moved.
+
         Args:
             tokens: One micro-batch.
             context: What the window knows.
@@ -120,16 +154,41 @@ class TokenTerm(TokenPart):
         )
 
     def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
-        """The loss of each token and its slope; by autograd through `value` unless overridden."""
+        """The loss of each token and its slope; by autograd through `value` unless overridden.
+
+        Raises:
+            CapabilityError: If `value` does not depend on ``tokens.logprobs`` where there is something to learn.
+        """
+        evaluating = torch.is_inference_mode_enabled() or not torch.is_grad_enabled()
         with torch.enable_grad():
             leaf = tokens.layout.select(tokens.logprobs.detach()).requires_grad_()
             value = self.value(tokens.replace(logprobs=leaf), context)
             tokens.layout.check(f"{type(self).__name__}.value", value)
             total = tokens.layout.select(value).sum()
-            slope = torch.zeros_like(leaf)
+            slope = None
             if total.requires_grad:
-                (slope,) = torch.autograd.grad(total, leaf)
+                (slope,) = torch.autograd.grad(total, leaf, allow_unused=True)
+        if slope is None:
+            if not evaluating:
+                self._refuse_constant(tokens, value)
+            slope = torch.zeros_like(leaf)
         return TokenLoss(value.detach(), slope)
+
+    def _refuse_constant(self, tokens: TokenBatch, value: Tensor) -> None:
+        # Without a graph there is nothing to train. That is right where nothing counts, where the term adds nothing,
+        # and for a policy loss where no advantage says what to learn.
+        signal = value.detach()
+        if isinstance(self, PolicyLoss) and tokens.advantages is not None:
+            signal = tokens.advantages
+        refuse_rows(
+            (tokens.layout.select(signal) != 0).flatten(),
+            f"have something to learn, but {type(self).__name__}.value() does not depend on tokens.logprobs: it would "
+            "train nothing",
+            "Do not detach them, and write ratios as (tokens.logprobs - tokens.old()).exp(): the functions of "
+            "rlobjectives.functional return numbers without gradient. If the slope is known, override "
+            "value_and_slope() instead.",
+            unit="token",
+        )
 
 
 class PolicyLoss(TokenTerm):

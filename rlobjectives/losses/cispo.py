@@ -14,7 +14,7 @@ from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
 from rlobjectives.losses.clipped import RATIO_METRICS, ratio_metrics
-from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, check_clamp, token_ratio
+from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, check_clamp, clamp_around, token_ratio
 from rlobjectives.statistics import Mean, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -96,7 +96,8 @@ class CISPO(PolicyLoss):
         clip_low: Distance of the lower bound from 1, in [0, 1]; 1 leaves the weight free from below.
         clip_high: Distance of the upper bound from 1.
         ratio_cap: The upper bound itself, read by ``"upper"`` only.
-        log_ratio_clamp: Bound on the log-ratio before ``exp``; the slope stays alive beyond it.
+        log_ratio_clamp: Bound on the log-ratio before ``exp``; the slope stays alive beyond it. The default gives
+            way to a bound that lies farther out (`clamp_around`).
 
     Raises:
         CapabilityError: If an option is out of range.
@@ -132,7 +133,8 @@ class CISPO(PolicyLoss):
         """Loss, slope and ratio metrics of each token."""
         del context
         layout = tokens.layout
-        ratio = token_ratio(tokens, self.log_ratio_clamp)
+        bounds = (self.ratio_cap,) if self.bounds == "upper" else (1.0 - self.clip_low, 1.0 + self.clip_high)
+        ratio = token_ratio(tokens, clamp_around(self.log_ratio_clamp, *bounds))
         weight = bounded_weight(
             ratio.value,
             layout.select(tokens.need("advantages", "CISPO")),

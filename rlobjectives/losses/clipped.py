@@ -14,7 +14,7 @@ from rlobjectives.checks import check_number
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
-from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, Ratio, check_clamp, token_ratio
+from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, Ratio, check_clamp, clamp_around, token_ratio
 from rlobjectives.masking import select
 from rlobjectives.statistics import Maximum, Mean, Moments, Stat
 from rlobjectives.tokens import TokenBatch
@@ -137,7 +137,8 @@ class ClippedSurrogate(PolicyLoss):
         dual_clip: Bound c > 1 on the loss of negative advantages, ``−c·A``; off by default (verl: 3).
         ratio_cap: Cap on the ratio in the *unclipped* branch, both signs (TRL's ``delta``,
             INTELLECT-2); off by default. Must exceed ``1 + clip_high``.
-        log_ratio_clamp: Bound on the log-ratio before ``exp``; None for none.
+        log_ratio_clamp: Bound on the log-ratio before ``exp``; None for none. The default gives way to a bound that lies
+            farther out.
 
     Raises:
         CapabilityError: If an option is out of range.
@@ -179,7 +180,8 @@ class ClippedSurrogate(PolicyLoss):
     def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
         """Loss, slope and ratio metrics of each token."""
         del context
-        ratio = token_ratio(tokens, self.log_ratio_clamp)
+        bounds = (1.0 - self.clip_low, 1.0 + self.upper, self.dual_clip, self.ratio_cap)
+        ratio = token_ratio(tokens, clamp_around(self.log_ratio_clamp, *bounds))
         loss = clipped_surrogate(
             ratio,
             tokens.need("advantages", "ClippedSurrogate"),

@@ -17,7 +17,9 @@ from rlobjectives.losses.ratios import (
     LOG_RATIO_CLAMP,
     Ratio,
     check_clamp,
+    clamp_around,
     importance_ratio,
+    log_bound,
     token_ratio,
 )
 from rlobjectives.statistics import Mean, Moments, Stat
@@ -40,8 +42,8 @@ def behavior_weight(ratio: Ratio, *, cap: float | None, over_cap: str) -> tuple[
     if cap is None:
         return ratio, ratio
     bounded = ratio.value.clamp_max(cap)
-    if over_cap == "mask":
-        bounded = torch.where(ratio.value > cap, 0.0, ratio.value)
+    if over_cap == "mask":  # by the logarithm, which no clamp has held
+        bounded = torch.where(ratio.log > log_bound(cap), 0.0, ratio.value)
     return ratio._replace(value=bounded), ratio
 
 
@@ -61,7 +63,7 @@ class DecoupledClip(PolicyLoss):
         behavior_cap: Bound on the weight; None for none.
         over_cap: ``"clamp"`` holds a weight at the cap; ``"mask"`` drops the token, which stays in the
             reduction's denominator.
-        log_ratio_clamp: Bound on either log-ratio before ``exp``.
+        log_ratio_clamp: Bound on either log-ratio before ``exp``. The default gives way to a bound that lies farther out.
 
     Raises:
         CapabilityError: If an option is out of range.
@@ -105,9 +107,13 @@ class DecoupledClip(PolicyLoss):
         del context
         layout, mask = tokens.layout, tokens.layout.mask
         behavior = tokens.need("behavior_logprobs", "DecoupledClip")
-        ratio = token_ratio(tokens, self.log_ratio_clamp)
+        upper = self.clip_low if self.clip_high is None else self.clip_high
+        clamp = clamp_around(self.log_ratio_clamp, 1.0 - self.clip_low, 1.0 + upper)
+        ratio = token_ratio(tokens, clamp)
         weight, raw = behavior_weight(
-            importance_ratio(tokens.old(), behavior, layout, self.log_ratio_clamp),
+            importance_ratio(
+                tokens.old(), behavior, layout, clamp_around(self.log_ratio_clamp, self.behavior_cap)
+            ),
             cap=self.behavior_cap,
             over_cap=self.over_cap,
         )
@@ -116,7 +122,7 @@ class DecoupledClip(PolicyLoss):
             tokens.need("advantages", "DecoupledClip"),
             layout,
             clip_low=self.clip_low,
-            clip_high=self.clip_low if self.clip_high is None else self.clip_high,
+            clip_high=upper,
         )
         found: dict[str, Stat] = {
             "policy/behavior_weight_": Moments.of(raw.value, mask),

@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_choice, check_number, check_shape
+from rlobjectives.checks import check_choice, check_floating, check_number, check_shape
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.layouts.base import check_layout
 
 __all__ = ["topk_divergence", "vocabulary_divergence"]
 
@@ -28,7 +29,8 @@ def vocabulary_divergence(
         else:  β·KL(T ‖ M) + (1 − β)·KL(S ‖ M)        M = β·T + (1 − β)·S
 
     Hand the result to `TokenBatch.teacher_divergence`, or with the behaviour policy as T and β = 0 to
-    `TokenBatch.behavior_kl`. Logits of masked tokens may hold anything.
+    `TokenBatch.behavior_kl`. Logits of masked tokens may hold anything. Entries of the vocabulary whose logits are −∞ in
+    both (padding rows of a head, constrained decoding) count as if they were cut off, in value and gradient.
 
     Args:
         student_logits: ``[*tokens, v]``, with gradient.
@@ -57,6 +59,9 @@ def vocabulary_divergence(
         tensor([[0.0219]])
     """
     check_number("temperature", temperature, low=0.0, open_low=True)
+    check_layout(layout)
+    check_floating("student_logits", student_logits)
+    check_floating("teacher_logits", teacher_logits)
     width = student_logits.shape[-1]
     check_shape("student_logits", student_logits, (*layout.shape, width), "one row of logits a token")
     check_shape("teacher_logits", teacher_logits, (*layout.shape, width), "one row of logits a token")
@@ -102,6 +107,9 @@ def topk_divergence(
         tensor([[0.0920]])
     """
     check_choice("tail", tail, ("bucket", "renormalize"))
+    check_layout(layout)
+    check_floating("student_logprobs", student_logprobs)
+    check_floating("teacher_logprobs", teacher_logprobs)
     width = student_logprobs.shape[-1]
     check_shape("student_logprobs", student_logprobs, (*layout.shape, width), "k log-probabilities a token")
     check_shape("teacher_logprobs", teacher_logprobs, (*layout.shape, width), "k log-probabilities a token")
@@ -139,7 +147,11 @@ def _generalized(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
         return _kl(teacher, student)
     if beta == 1.0:
         return _kl(student, teacher)
-    mixture = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
+    # An outcome that neither can have is in no term below, but the derivative of logaddexp(−∞, −∞) is NaN.
+    impossible = torch.isneginf(teacher) & torch.isneginf(student)
+    mixture = torch.logaddexp(
+        torch.where(impossible, 0.0, teacher) + math.log(beta), student + math.log1p(-beta)
+    )
     return beta * _kl(teacher, mixture) + (1.0 - beta) * _kl(student, mixture)
 
 

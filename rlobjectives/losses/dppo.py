@@ -20,6 +20,7 @@ from rlobjectives.losses.ratios import (
     RATIO_BASES,
     base_logprobs,
     check_clamp,
+    clamp_around,
     importance_ratio,
 )
 from rlobjectives.masking import select
@@ -97,7 +98,7 @@ class DPPO(PolicyLoss):
         clip_high: Threshold for A > 0; None takes `clip_low`.
         ratio_cap: Upper bound on the importance weight.
         base: The policy that region and ratio are around: ``"old"``, or ``"behavior"``, the one that sampled.
-        log_ratio_clamp: Bound on the log-ratio before ``exp``.
+        log_ratio_clamp: Bound on the log-ratio before ``exp``. The default gives way to a cap that lies farther out.
 
     Raises:
         CapabilityError: If an option is out of range.
@@ -145,7 +146,8 @@ class DPPO(PolicyLoss):
         del context
         layout, mask = tokens.layout, tokens.layout.mask
         other = base_logprobs(tokens, self.base, "DPPO")
-        ratio = importance_ratio(tokens.logprobs, other, layout, self.log_ratio_clamp)
+        clamp = clamp_around(self.log_ratio_clamp, self.ratio_cap)
+        ratio = importance_ratio(tokens.logprobs, other, layout, clamp)
         advantages = layout.select(tokens.need("advantages", "DPPO"))
         low, high = self.thresholds
         outside = outside_trust_region(

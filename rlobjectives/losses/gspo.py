@@ -20,6 +20,7 @@ from rlobjectives.losses.ratios import (
     Ratio,
     SequenceRatio,
     check_clamp,
+    clamp_around,
     sequence_ratio,
     sequence_sums,
 )
@@ -76,6 +77,11 @@ class _SequenceRatioLoss(PolicyLoss):
         """Distance of the upper bound from 1."""
         return self.clip_low if self.clip_high is None else self.clip_high
 
+    @property
+    def clamp(self) -> float | None:
+        """Bound on the mean log-ratio: `log_ratio_clamp`, where that leaves room for the bounds on the ratio."""
+        return clamp_around(self.log_ratio_clamp, 1.0 - self.clip_low, 1.0 + self.upper)
+
     def columns(self, tokens: TokenBatch) -> tuple[Tensor, Tensor]:
         """Log-ratios and advantages, selected."""
         layout = tokens.layout
@@ -113,7 +119,8 @@ class GSPO(_SequenceRatioLoss):
         clip_low: Distance of the lower bound from 1; three orders of magnitude below PPO's, because a mean
             of log-ratios moves so much less.
         clip_high: Distance of the upper bound from 1; None takes `clip_low`.
-        log_ratio_clamp: Bound on the *mean* log-ratio before ``exp``; its slope is 0 beyond.
+        log_ratio_clamp: Bound on the *mean* log-ratio before ``exp``; its slope is 0 beyond. The default gives way to
+            a bound that lies farther out.
 
     Raises:
         CapabilityError: If an option is out of range.
@@ -136,7 +143,7 @@ class GSPO(_SequenceRatioLoss):
         log, advantages = self.columns(tokens)
         rises, falls = advantages.clamp_min(0.0), advantages.clamp_max(0.0)
         counts, total, up, down = sequence_sums(layout, context, log, rises, falls)
-        ratio = sequence_ratio(counts, total, self.log_ratio_clamp)
+        ratio = sequence_ratio(counts, total, self.clamp)
         loss = self.surrogate(log, ratio, advantages, layout)
         # Σₜ ∂Lₜ/∂s by the sign of the advantage: a bound switches off all advantages of one sign at once.
         alive = torch.where(ratio.value <= 1.0 + self.upper, up, 0.0)
@@ -157,7 +164,8 @@ class GSPOToken(_SequenceRatioLoss):
     Args:
         clip_low: Distance of the lower bound from 1.
         clip_high: Distance of the upper bound from 1; None takes `clip_low`.
-        log_ratio_clamp: Bound on the *mean* log-ratio before ``exp``; its slope is 0 beyond.
+        log_ratio_clamp: Bound on the *mean* log-ratio before ``exp``; its slope is 0 beyond. The default gives way to
+            a bound that lies farther out.
 
     Raises:
         CapabilityError: If an option is out of range.
@@ -175,5 +183,5 @@ class GSPOToken(_SequenceRatioLoss):
         """Loss and slope of each token."""
         log, advantages = self.columns(tokens)
         counts, total = sequence_sums(tokens.layout, context, log)
-        ratio = sequence_ratio(counts, total, self.log_ratio_clamp)
+        ratio = sequence_ratio(counts, total, self.clamp)
         return self.surrogate(log, ratio, advantages, tokens.layout)

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_choice, check_number, check_options
+from rlobjectives.checks import check_choice, check_number, check_options, shown
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses.base import TokenTerm
 from rlobjectives.losses.corrections import PolicyCorrection, TokenWeights
 from rlobjectives.losses.mismatch import MISMATCH_METRICS, Mismatch, mismatch_metrics
-from rlobjectives.losses.ratios import LOG_RATIO_CLAMP
+from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, clamp_around, log_bound
 from rlobjectives.masking import select
 from rlobjectives.reductions.base import LossReduction
 from rlobjectives.statistics import Mean, Moments, Stat
@@ -25,7 +25,7 @@ from rlobjectives.tokens import TokenBatch
 
 __all__ = ["ImportanceCorrection", "Rejection"]
 
-Level = Literal["token", "sequence", "geometric"]
+_LARGEST_EXPONENT = 700.0  # float64 ends at 709
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Rejection:
         if self.low is not None:
             if self.measure != "k1":
                 raise CapabilityError(
-                    f"low is {self.low!r}; {self.measure} is never negative, so give high alone."
+                    f"low is {shown(self.low)}; {self.measure} is never negative, so give high alone."
                 )
             check_number("low", self.low, low=0.0)
         if self.high is not None:
@@ -87,8 +87,7 @@ class Rejection:
         elif self.measure == "k2":
             score = x.square() / 2.0
         else:
-            held = x.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
-            score = torch.expm1(held) - held
+            score = torch.expm1(x.clamp_max(_LARGEST_EXPONENT)) - x
         if self.over in ("sum", "mean"):
             score = mismatch.spread(mismatch.sum(score) / (mismatch.counts if self.over == "mean" else 1.0))
         passed = self._within(score)
@@ -98,14 +97,15 @@ class Rejection:
         return passed
 
     def _within(self, score: Tensor) -> Tensor:
-        # k1 is compared as a ratio: its clamp must not turn a far outlier into one that passes.
+        # k1's bounds are on a ratio, and compared as logarithms: none is then beyond what exp can reach.
+        low, high = self.low, self.high
         if self.measure == "k1":
-            score = score.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()
+            low, high = (None if bound is None else log_bound(bound) for bound in (low, high))
         passed = torch.ones_like(score, dtype=torch.bool)
-        if self.high is not None:
-            passed = passed & (score <= self.high)
-        if self.low is not None:
-            passed = passed & (score >= self.low)
+        if high is not None:
+            passed = passed & (score <= high)
+        if low is not None:
+            passed = passed & (score >= low)
         return passed
 
 
@@ -115,7 +115,9 @@ def _rejection(test: object) -> Rejection:
         check_options("reject", Rejection, test)
         return Rejection(**test)
     if not isinstance(test, Rejection):
-        raise CapabilityError(f"reject holds {test!r}; expected Rejection(measure=..., over=..., high=...).")
+        raise CapabilityError(
+            f"reject holds {shown(test)}; expected Rejection(measure=..., over=..., high=...)."
+        )
     return test
 
 
@@ -192,7 +194,7 @@ class ImportanceCorrection(PolicyCorrection):
             check_number("high", self.high, low=self.low, open_low=self.low == 0.0)
         if not isinstance(self.reject, (tuple, list)):
             raise CapabilityError(
-                f"reject is {self.reject!r}; expected a list of tests, each a Rejection or its options."
+                f"reject is {shown(self.reject)}; expected a list of tests, each a Rejection or its options."
             )
         object.__setattr__(self, "reject", tuple(_rejection(test) for test in self.reject))
         if self.veto is not None:
@@ -299,9 +301,12 @@ class ImportanceCorrection(PolicyCorrection):
             log = mismatch.spread(mismatch.sum(log))
         elif self.weight == "geometric":
             log = mismatch.spread(mismatch.sum(log) / mismatch.counts)
-        weight = log.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()
+        clamp = clamp_around(LOG_RATIO_CLAMP, self.low, self.high)
+        assert clamp is not None
+        weight = log.clamp(-clamp, clamp).exp()
         high = torch.inf if self.high is None else self.high
-        outside = layout.mask & ((weight < self.low) | (weight > high))
+        # As logarithms: a weight that was held before exp says nothing about a bound beyond.
+        outside = layout.mask & ((log < log_bound(self.low)) | (log > log_bound(self.high)))
         if self.weight == "none":
             weight, outside = torch.ones_like(weight), torch.zeros_like(outside)
         elif self.outside == "mask":

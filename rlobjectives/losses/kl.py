@@ -14,7 +14,7 @@ from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.losses.base import TokenLoss, TokenTerm
-from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, token_ratio
+from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, clamp_around, token_ratio
 from rlobjectives.masking import select
 from rlobjectives.statistics import Mean
 from rlobjectives.tokens import TokenBatch
@@ -43,7 +43,7 @@ def kl_estimate(
     Args:
         log_ratio: ``log π − log π_ref`` in nats, any shape.
         estimator: One of the above.
-        clamp: Bound on the exponent of k3.
+        clamp: Bound on the exponent of k3. The default gives way to an ``output_clamp`` beyond it.
         output_clamp: Bound on the absolute value. Beyond it the slope is 0 (a straight-through slope is not).
 
     Returns:
@@ -63,8 +63,10 @@ def kl_estimate(
     elif base == "abs":
         value, slope = x.abs(), x.sign()
     else:
+        exponent = clamp_around(clamp, output_clamp)
+        assert exponent is not None
         # expm1 keeps k3 ≥ 0 near 0, where exp(y) − 1 − y cancels to noise of either sign.
-        growth = torch.expm1((-x).clamp(-clamp, clamp))
+        growth = torch.expm1((-x).clamp(-exponent, exponent))
         value, slope = growth + x, -growth
     if output_clamp is not None:
         slope = select(slope, value.abs() <= output_clamp)

@@ -16,7 +16,7 @@ from rlobjectives.distributions import Histogram
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
 from rlobjectives.losses.clipped import CLIP_METRICS, RATIO_METRICS, clipped_surrogate, ratio_metrics
-from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, Ratio, token_ratio
+from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, Ratio, clamp_around, token_ratio
 from rlobjectives.losses.second_moment import ROUNDS, Level, level_of, local_level, round_histogram
 from rlobjectives.masking import select
 from rlobjectives.statistics import Mean, Stat
@@ -61,7 +61,7 @@ class M2PO(PolicyLoss):
 
     With ``M₂ ≤ budget``, or without harmful tokens, nothing is clipped. Otherwise τ is found from the values
     of H; masked tokens never enter. Fresh data have ρ ≈ 1 everywhere, stale data are clipped no more than
-    needed.
+    needed. Log-ratio and τ are held to ±20 before ``exp``, with slope 0 beyond.
 
     In step scope H, τ and the bounds are those of the whole window. They come from three mergeable
     histograms, so opening the window costs three collectives of 48 kB a rank; a fourth where advantages are
@@ -118,6 +118,13 @@ class M2PO(PolicyLoss):
         return self.mode == "mask"
 
     @property
+    def clamp(self) -> float:
+        """Bound on the log-ratio before ``exp``, and on τ: 20, or what the floors need."""
+        clamp = clamp_around(LOG_RATIO_CLAMP, 1.0 - self.floor_low, 1.0 + self.floor_high)
+        assert clamp is not None
+        return clamp
+
+    @property
     def shrinks_denominator(self) -> bool:
         """Whether dropped tokens leave the denominators."""
         return self.masks and self.denominator == "kept"
@@ -161,7 +168,7 @@ class M2PO(PolicyLoss):
 
     def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
         """Loss, slope and metrics of each token."""
-        ratio, layout = token_ratio(tokens), tokens.layout
+        ratio, layout = token_ratio(tokens, self.clamp), tokens.layout
         level = self._level(ratio, tokens, context)
         loss = self._masked(ratio, level, tokens) if self.masks else self._clipped(ratio, level, tokens)
         return loss._replace(metrics={**loss.metrics, **ratio_metrics(ratio, layout.mask)})
@@ -186,7 +193,7 @@ class M2PO(PolicyLoss):
     def _clipped(self, ratio: Ratio, level: Level, tokens: TokenBatch) -> TokenLoss:
         layout = tokens.layout
         square = level.water_level(self.budget) if self.mode == "clip_waterfill" else level.released_level()
-        bound = square.sqrt().clamp_max(LOG_RATIO_CLAMP)
+        bound = square.sqrt().clamp_max(self.clamp)
         low = (-torch.expm1(-bound)).clamp_min(self.floor_low)
         high = torch.expm1(bound).clamp_min(self.floor_high)
         loss = clipped_surrogate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,9 @@ __all__ = [
     "SequenceRatio",
     "base_logprobs",
     "check_clamp",
+    "clamp_around",
     "importance_ratio",
+    "log_bound",
     "sequence_ratio",
     "sequence_sums",
     "token_ratio",
@@ -27,6 +30,8 @@ __all__ = [
 
 LOG_RATIO_CLAMP = 20.0
 """Log-ratios are held to ±20 before ``exp``: e²⁰ ≈ 5e8 is finite in every dtype that is used."""
+
+_FARTHEST = 700.0
 
 RATIO_BASES = ("old", "behavior")
 """What a ratio may be taken against: the policy that starts the updates, or the one that sampled."""
@@ -36,6 +41,37 @@ def check_clamp(clamp: float | None) -> None:
     """Raise unless a log-ratio clamp is None or a positive number."""
     if clamp is not None:
         check_number("log_ratio_clamp", clamp, low=0.0, open_low=True)
+
+
+def clamp_around(clamp: float | None, *bounds: float | None) -> float | None:
+    """The clamp on a log-ratio under which none of these bounds on the ratio is out of reach.
+
+    A ratio that was held at e^±20 cannot be told from one beyond a bound that lies farther out, so the default clamp
+    gives way to such a bound. One that was chosen stands: it is the tighter bound then.
+
+    Args:
+        clamp: Bound on the absolute log-ratio; None for none.
+        bounds: Numbers that the ratio is compared with or held at, ≥ 0; None for no bound.
+
+    Example:
+        >>> clamp_around(20.0, 0.8, 1.2, None), round(clamp_around(20.0, 1e10), 3), clamp_around(5.0, 1e10)
+        (20.0, 24.026, 5.0)
+    """
+    if clamp != LOG_RATIO_CLAMP:
+        return clamp
+    # One nat farther, so that what is beyond a bound is seen to be; exp stays finite in float64.
+    far = [abs(math.log(bound)) + 1.0 for bound in bounds if bound is not None and bound > 0.0]
+    return max([clamp, *(min(one, _FARTHEST) for one in far if one > clamp + 1.0)])
+
+
+def log_bound(bound: float | None) -> float:
+    """The logarithm of a bound on a ratio, to be compared with a log-ratio: −∞ for 0, and ∞ for None, which is no bound.
+
+    Example:
+        >>> log_bound(1.0), log_bound(0.0), log_bound(None)
+        (0.0, -inf, inf)
+    """
+    return math.inf if bound is None else math.log(bound) if bound > 0.0 else -math.inf
 
 
 def base_logprobs(tokens: TokenBatch, base: str, reader: str) -> Tensor:

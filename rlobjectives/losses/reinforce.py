@@ -18,6 +18,7 @@ from rlobjectives.losses.ratios import (
     LOG_RATIO_CLAMP,
     RATIO_BASES,
     base_logprobs,
+    clamp_around,
     importance_ratio,
     sequence_sums,
 )
@@ -39,7 +40,7 @@ class Reinforce(PolicyLoss):
     Args:
         weight: ``"none"``; ``"token"``, ``wₜ = exp(ℓₜ − ℓₜᵒˡᵈ)``; or ``"sequence"``, the product of those
             over the whole sequence (unbiased for sequence rewards, and of enormous variance).
-        weight_cap: Upper bound on the weight; None for none.
+        weight_cap: Upper bound on the weight; None for none but e²⁰.
         base: What the weight is taken against: ``"old"`` or ``"behavior"``, the policy that sampled.
 
     Raises:
@@ -82,11 +83,15 @@ class Reinforce(PolicyLoss):
         layout = tokens.layout
         if self.weight == "none":
             return weighted_gradient(tokens.logprobs.new_ones(()), tokens, "Reinforce")
-        ratio = importance_ratio(tokens.logprobs, base_logprobs(tokens, self.base, "Reinforce"), layout)
+        clamp = clamp_around(LOG_RATIO_CLAMP, self.weight_cap)
+        assert clamp is not None
+        ratio = importance_ratio(
+            tokens.logprobs, base_logprobs(tokens, self.base, "Reinforce"), layout, clamp
+        )
         raw: Tensor = ratio.value
         if self.weight == "sequence":
             _, total = sequence_sums(layout, context, ratio.log)
-            raw = layout.expand(total.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp())
+            raw = layout.expand(total.clamp(-clamp, clamp).exp())
         weight = raw if self.weight_cap is None else raw.clamp_max(self.weight_cap)
         bounded = Mean.of(weight != raw, layout.mask)
         loss = weighted_gradient(weight, tokens, "Reinforce")

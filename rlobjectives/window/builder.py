@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rlobjectives.checks import LOGPROBS
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.distributed.synchronize import Fault, exchange
 from rlobjectives.errors import WindowError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.layouts import TokenLayout
-from rlobjectives.losses.base import TokenPart
-from rlobjectives.rollouts import Rollouts
+from rlobjectives.losses.base import TokenPart, reading
+from rlobjectives.rollouts import Rollouts, check_rollouts
 from rlobjectives.statistics import Stat, Sum, fold
-from rlobjectives.tokens import TokenBatch
+from rlobjectives.tokens import TokenBatch, check_tokens
 from rlobjectives.window.micro_batches import (
     COUNTS,
-    bad_entries,
     check_estimate,
     collect,
+    column_faults,
     count_statistics,
     own_part,
     readable,
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from rlobjectives.objective import Objective
 
 __all__ = ["WindowBuilder"]
-
-_PREPASS_COLUMNS = ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs")
 
 
 class WindowBuilder:
@@ -62,6 +61,7 @@ class WindowBuilder:
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """The estimator's raw advantages; on failure zeros, and `freeze` raises on all ranks."""
+        check_rollouts(rollouts)
         with self.guard():
             return self.objective.estimator.estimate(rollouts)
         return torch.zeros(rollouts.num_sequences, dtype=torch.float64, device=rollouts.rewards.device)
@@ -78,7 +78,7 @@ class WindowBuilder:
             raise WindowError("This window is frozen. Open a new one with objective.window() for each step.")
         with self.guard():
             check_estimate(self.objective.estimator, estimate, layout)
-            self._count_faults(estimate, layout)
+            self._count_estimate(estimate, layout)
             layout = own_part(layout, self.communicator)
             self._micro_batches.append((estimate.detach(), layout))
 
@@ -94,11 +94,12 @@ class WindowBuilder:
                     f"add_prepass was called for micro-batch {len(self._prepass)}, but "
                     f"{len(self._micro_batches)} were added. Call add, then add_prepass, for each in turn."
                 )
-            for name in dict.fromkeys((*_PREPASS_COLUMNS, *self.objective.columns())):
+            check_tokens(tokens)
+            for name in dict.fromkeys((*LOGPROBS, *self.objective.columns())):
                 column: Tensor | None = getattr(tokens, name)
                 if column is not None:
                     mask = readable(self.objective, tokens, name)
-                    self._fault.counts[len(self._prepass), name] = bad_entries(column, mask)
+                    self._count_faults(len(self._prepass), name, column, mask)
             self._prepass.append(tokens.detach())
 
     def freeze(self) -> Window:
@@ -186,7 +187,8 @@ class WindowBuilder:
                 ready = self._prepass[position]
                 if part.prepass_reads_advantages:
                     ready = self._with_advantages(position, ready, estimate, layout, window)
-                found = part.statistics(ready, window.context(scope, turn))
+                with reading(part, ready):
+                    found = part.statistics(ready, window.context(scope, turn))
                 collect(collected, kinds, {f"{scope}/{name}": stat for name, stat in found.items()})
         return {name: fold(kind, collected[name], self._device()) for name, kind in kinds.items()}
 
@@ -194,7 +196,7 @@ class WindowBuilder:
         self, position: int, tokens: TokenBatch, estimate: Tensor, layout: TokenLayout, window: Window
     ) -> TokenBatch:
         advantages = window.advantages(estimate, layout)
-        self._fault.counts[position, "advantages"] = bad_entries(advantages, layout.mask)
+        self._count_faults(position, "advantages", advantages, layout.mask)
         return window.shaped(tokens.replace(advantages=advantages))
 
     def _kept_statistics(self, shrinking: Iterable[TokenPart], window: Window) -> dict[str, Stat]:
@@ -213,12 +215,16 @@ class WindowBuilder:
                 collect(collected, kinds, found)
         return {name: fold(kinds[name], collected[name], self._device()) for name in kinds}
 
-    def _count_faults(self, estimate: Tensor, layout: TokenLayout) -> None:
+    def _count_faults(self, micro_batch: int, name: str, column: Tensor, mask: Tensor) -> None:
+        for field, found in column_faults(name, column, mask).items():
+            self._fault.counts[micro_batch, field] = found
+
+    def _count_estimate(self, estimate: Tensor, layout: TokenLayout) -> None:
         # Judged in float32, the precision advantages are used in: 1e300 is not finite there.
         mask = layout.mask if self.objective.estimator.token_level else layout.sequence_mask()
         if estimate.dim() > mask.dim():
             mask = mask.unsqueeze(-1).expand_as(estimate)
-        self._fault.counts[len(self._micro_batches), "estimate"] = bad_entries(estimate.float(), mask)
+        self._count_faults(len(self._micro_batches), "estimate", estimate.float(), mask)
 
 
 def _waits(part: TokenPart, estimator: Estimator) -> bool:

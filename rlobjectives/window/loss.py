@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rlobjectives.checks import check_choice, nonfinite_count
 from rlobjectives.component import WindowContext
 from rlobjectives.estimators.advantage_metrics import advantage_metrics
-from rlobjectives.losses.base import TokenLoss
+from rlobjectives.losses.base import TokenLoss, reading
 from rlobjectives.losses.weighted_sum import with_gradients
 from rlobjectives.masking import count, select
 from rlobjectives.statistics import Mean, Stat, Sum, fold
-from rlobjectives.tokens import TokenBatch
-from rlobjectives.window.micro_batches import bad_entries, readable
+from rlobjectives.tokens import WITH_GRADIENT, TokenBatch
+from rlobjectives.window.micro_batches import column_faults, readable
 from rlobjectives.window.summary import ObjectiveOutput
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["window_loss"]
 
 _LOSS_NAMES = {"policy_loss": "policy"}
+_MORE_SLOPES = tuple(name for name in WITH_GRADIENT if name != "logprobs")
 
 
 def window_loss(window: Window, tokens: TokenBatch) -> ObjectiveOutput:
@@ -49,8 +51,8 @@ def window_loss(window: Window, tokens: TokenBatch) -> ObjectiveOutput:
     for sequences, places in blocks:
         part = frozen if len(blocks) == 1 else frozen.block(sequences, places)
         block = _Block(window, part, contexts)
-        for name, slope in block.slopes.items():
-            gradients.put(name, places, part.layout.select(slope * block.weights))
+        for name, gradient in block.gradients().items():
+            gradients.put(name, places, gradient)
         for label, stat in (block.metrics | block.losses).items():
             metrics.setdefault(label, []).append(stat)
         for name, found in block.faults().items():
@@ -91,10 +93,15 @@ class _Block:
         self.weights = window.raw_weights(layout, self.context("reduction"), tokens.logprobs.dtype)
         self.value: Tensor | None = None
         self.slopes: dict[str, Tensor] = {}
+        self._gradients: dict[str, Tensor] | None = None
         for scope, part in objective.token_terms().items():
-            found = part.value_and_slope(self.tokens, self.context(scope))
+            with reading(part, self.tokens):
+                found = part.value_and_slope(self.tokens, self.context(scope))
             layout.check(f"{type(part).__name__} value", found.value)
             layout.check(f"{type(part).__name__} slope", found.slope)
+            for column, slope in found.slopes.items():
+                check_choice(f"A key of {type(part).__name__} slopes", column, _MORE_SLOPES)
+                layout.check(f"{type(part).__name__} slopes[{column!r}]", slope)
             self.metrics.update(found.metrics)
             if scope == "policy_loss":
                 found = self.corrected(found)
@@ -129,7 +136,8 @@ class _Block:
         objective, tokens = self.window.objective, self.tokens
         factor, keep = None, tokens.layout.mask
         for scope, part in objective.corrections().items():
-            one = part.token_weights(tokens, self.context(scope))
+            with reading(part, tokens):
+                one = part.token_weights(tokens, self.context(scope))
             factor = one.weight if factor is None else factor * one.weight
             keep = keep & one.keep
             self.metrics.update(one.metrics)
@@ -149,19 +157,32 @@ class _Block:
         slopes = {name: scaled(other) for name, other in found.slopes.items()}
         return found._replace(value=scaled(found.value), slope=scaled(found.slope), slopes=slopes)
 
+    def gradients(self) -> dict[str, Tensor]:
+        """What backward will hand to each differentiable column, in its precision; made once."""
+        if self._gradients is None:
+            self._gradients = {
+                name: self.tokens.layout.select(slope * self.weights).to(
+                    self.tokens.need(name, "The loss").dtype
+                )
+                for name, slope in self.slopes.items()
+            }
+        return self._gradients
+
     def faults(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Non-finite and counted entries of every column that was read, and of what came out."""
+        """Entries that may not be, and counted ones, of every column that was read and of what came out."""
         tokens, mask = self.tokens, self.tokens.layout.mask
-        found = {
-            name: bad_entries(column, readable(self.window.objective, tokens, name))
-            for name in (*self.window.objective.columns(), "advantages")
-            if (column := getattr(tokens, name)) is not None
-        }
+        total = count(mask)
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        for name in (*self.window.objective.columns(), "advantages"):
+            column: Tensor | None = getattr(tokens, name)
+            if column is not None:
+                where = readable(self.window.objective, tokens, name)
+                found |= column_faults(name, column, where, total if where is mask else None)
         assert self.value is not None
-        return found | {
-            "loss": bad_entries(self.value, mask),
-            "slope": bad_entries(self.slopes["logprobs"], mask),
-        }
+        found["loss"] = (nonfinite_count(self.value, mask), total)
+        for name, gradient in self.gradients().items():  # 0 under a false mask
+            found["slope" if name == "logprobs" else f"slope in {name}"] = (nonfinite_count(gradient), total)
+        return found
 
 
 class _Gradients:
@@ -181,7 +202,7 @@ class _Gradients:
         if not (column.requires_grad and torch.is_grad_enabled()):
             return
         if gradient.shape == column.shape:
-            self.whole[name] = gradient.to(column.dtype)
+            self.whole[name] = gradient
             return
         if name not in self.whole:
             self.whole[name] = torch.zeros_like(column)

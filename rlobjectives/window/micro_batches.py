@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_tensor, nonfinite_count
+from rlobjectives.checks import LOGPROBS, check_tensor, logprob_excess, nonfinite_count
 from rlobjectives.distributed.communicator import Communicator
+from rlobjectives.distributed.synchronize import ABOVE
 from rlobjectives.errors import ShapeError, WindowError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
-from rlobjectives.masking import count
+from rlobjectives.masking import count, select
 from rlobjectives.statistics import Stat, Sum
 from rlobjectives.tokens import TokenBatch
 
@@ -67,9 +68,26 @@ def readable(objective: Objective, tokens: TokenBatch, name: str) -> Tensor:
     return tokens.layout.mask if known is None else tokens.layout.mask & known
 
 
-def bad_entries(column: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """How many entries under the mask are not finite, and how many there are."""
-    return nonfinite_count(column.detach(), mask), count(mask)
+def column_faults(
+    name: str, column: Tensor, mask: Tensor, total: Tensor | None = None
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """How many entries of a column under the mask may not be, and how many there are, by the field of a `Fault`.
+
+    A log-probability may be neither infinite nor above 0.
+
+    Args:
+        name: Of the column.
+        column: Shaped like the mask.
+        mask: Which entries count.
+        total: How many those are, where that is known.
+    """
+    total = count(mask) if total is None else total
+    if name not in LOGPROBS:
+        return {name: (nonfinite_count(column.detach(), mask), total)}
+    # One operation more than the look for finite ones: what is neither is told apart by a sum.
+    rest = select(logprob_excess(column.detach()), mask)
+    bad, finite = count(rest), rest.sum().isfinite()
+    return {name: (bad * ~finite, total), f"{name}{ABOVE}": (bad * finite, total)}
 
 
 def collect(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -66,7 +66,7 @@ def summarize(
     collected[_SEEN], kinds[_SEEN] = [], Mean
     device = counts["tokens"].device
     with fault.guard():
-        for position, output in enumerate(outputs):
+        for position, output in enumerate(_outputs(outputs)):
             collect(collected, kinds, output.metrics)
             collected[_SEEN].append(Mean(torch.stack([output.tokens, torch.ones_like(output.tokens)])))
             for name, found in output.faults.items():
@@ -97,6 +97,21 @@ def summarize(
         {label: value for label, value, _ in kept},
         {label: weight for label, _, weight in kept if not math.isnan(weight)},
     )
+
+
+def _outputs(outputs: object) -> Iterator[ObjectiveOutput]:
+    """The outputs one by one, if that is what they are."""
+    if isinstance(outputs, ObjectiveOutput) or not isinstance(outputs, Iterable):
+        raise WindowError(
+            f"outputs is {type(outputs).__name__}; expected a list of what window.loss returned for each micro-batch."
+        )
+    for position, output in enumerate(outputs):
+        if not isinstance(output, ObjectiveOutput):
+            raise WindowError(
+                f"outputs[{position}] is {type(output).__name__}; expected what window.loss returned, an "
+                "ObjectiveOutput, for each micro-batch (not its .loss)."
+            )
+        yield output
 
 
 def _check_seen(seen: Stat, expected: Tensor) -> None:

@@ -11,8 +11,9 @@ from torch import Tensor
 from rlobjectives.component import WindowContext
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.losses.base import reading
 from rlobjectives.statistics import Stat
-from rlobjectives.tokens import TokenBatch
+from rlobjectives.tokens import TokenBatch, check_tokens
 from rlobjectives.window.loss import window_loss
 from rlobjectives.window.micro_batches import COUNTS, check_estimate, own_part
 from rlobjectives.window.reports import Report
@@ -141,6 +142,7 @@ class Window:
         Raises:
             MissingColumnError: If a part reads a column that is not there.
         """
+        check_tokens(tokens)
         tokens = tokens.replace(layout=own_part(tokens.layout, self.communicator))
         with torch.autocast(tokens.layout.device.type, enabled=False):
             return window_loss(self, tokens)
@@ -153,7 +155,8 @@ class Window:
             metrics: Where to put the term's metrics.
         """
         for part in self.objective.shapings():
-            tokens, found = part.shape(tokens)
+            with reading(part, tokens):
+                tokens, found = part.shape(tokens)
             if metrics is not None:
                 metrics.update(found)
         return tokens
@@ -163,7 +166,8 @@ class Window:
         layout, keep = tokens.layout, tokens.layout.mask
         for scope, part in self.objective.token_parts().items():
             if part.shrinks_denominator:
-                keep = keep & part.keep(tokens, self.context(scope))
+                with reading(part, tokens):
+                    keep = keep & part.keep(tokens, self.context(scope))
         smaller = layout.with_mask(keep)
         if "total_tokens" in layout.facts:
             totals = self.communicator.context_sum(smaller.local_counts())

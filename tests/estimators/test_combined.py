@@ -223,8 +223,8 @@ def whiten_shard(values: list[float], ddof: int) -> list[float]:
         rewards=torch.zeros(1),
         group_ids=torch.tensor([0]),
         layout=layout,
-        old_logprobs=torch.zeros(1, len(values), dtype=torch.float64),
-        teacher_logprobs=torch.tensor([values], dtype=torch.float64),
+        old_logprobs=torch.full((1, len(values)), -16.0, dtype=torch.float64),
+        teacher_logprobs=torch.tensor([values], dtype=torch.float64) - 16.0,
     )
     estimator = TeacherSignal(normalize="window", ddof=ddof, epsilon_mode="add")
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

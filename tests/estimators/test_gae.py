@@ -184,6 +184,7 @@ def test_equals_the_plain_recursion(seed, lengths, discount, decay, observations
         "trace_decay": decay,
         "observations": observations,
         "on_lost_reward": "drop",
+        "on_observation_reward": "drop",
     }
     advantages, returns = run(
         mask,

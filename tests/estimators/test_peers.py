@@ -67,9 +67,9 @@ def draw(holes=True, seed=0):
         layout=PaddedLayout(mask),
         values=normal(),
         old_logprobs=logs,
-        ref_logprobs=logs + 0.1 * normal(),
+        ref_logprobs=(logs + 0.1 * normal()).clamp_max(0.0),
         squared_probs=(2 * logs).exp() + 0.1 * normal().abs(),
-        behavior_logprobs=logs + 0.3 * normal(),
+        behavior_logprobs=(logs + 0.3 * normal()).clamp_max(0.0),
         greedy_rewards=torch.rand(ROWS, generator=rng, dtype=torch.float64),
     )
     return rollouts, tokens, mask.double(), numpy.array([str(i) for i in ids.tolist()], dtype=object)
@@ -191,8 +191,8 @@ def unmasked(seed=1):
         layout=PaddedLayout(torch.ones(ROWS, WIDTH, dtype=torch.bool)),
         truncated=cut,
         bootstrap_values=ends,
-        old_logprobs=logs,
-        behavior_logprobs=torch.zeros_like(logs),
+        old_logprobs=logs - 8.0,
+        behavior_logprobs=torch.full_like(logs, -8.0),
     )
     done = torch.zeros(ROWS, WIDTH, 1, dtype=torch.bool)
     done[:, -1] = True
@@ -224,7 +224,7 @@ def test_vtrace_of_torchrl(torchrl, rho, trace):
     rollouts, values, ahead, rewards, done, terminated = unmasked()
     logs = rollouts.old_logprobs.unsqueeze(-1)
     advantages, targets = torchrl["vtrace_advantage_estimate"](
-        GAMMA, logs, torch.zeros_like(logs), values, ahead, rewards, done, terminated, rho, trace
+        GAMMA, logs, torch.full_like(logs, -8.0), values, ahead, rewards, done, terminated, rho, trace
     )
     found = VTrace(discount=GAMMA, rho_clip=rho, trace_clip=trace, policy_rho_clip=rho).credit(rollouts)
     close(found.advantages, advantages.squeeze(-1), 1e-12)

@@ -31,8 +31,8 @@ both_layouts = pytest.mark.parametrize("kind", LAYOUTS)
 class TestReinforcePlusPlus:
     MASK: ClassVar = [[1, 1, 1], [1, 1, 0]]
     COLUMNS: ClassVar = {
-        "old_logprobs": [[0.2, -0.1, 0.3], [0.05, 0.4, 9.0]],
-        "ref_logprobs": [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]],
+        "old_logprobs": [[-0.8, -1.1, -0.7], [-0.95, -0.6, 9.0]],
+        "ref_logprobs": [[-1.0, -1.0, -1.0], [-1.0, -1.0, 0.0]],
     }
 
     def rollouts(self, kind="padded"):
@@ -61,7 +61,9 @@ class TestReinforcePlusPlus:
         rollouts = rollouts_of(
             mask, [1.0, 2.0], kind, token_rewards=[[0.5, 9.0, 9.0, 0.25, 9.0], [9.0, 1.0, 0.0]]
         )
-        found = ReinforcePlusPlus(discount=0.9, observations=observations).estimate(rollouts)
+        found = ReinforcePlusPlus(
+            discount=0.9, observations=observations, on_observation_reward="drop"
+        ).estimate(rollouts)
         rewards = [[0.5, 0, 0, 1.25, 0], [0, 1.0, 2.0]]
         through = observations == "step"
         expected = [
@@ -266,7 +268,7 @@ class TestOptimalTokenBaseline:
             old_logprobs=[[math.log(p) for p in row] for row in probs],
             squared_probs=squared,
         )
-        found = OptimalTokenBaseline(on_lost_reward="drop").estimate(rollouts)
+        found = OptimalTokenBaseline(on_lost_reward="drop", on_observation_reward="drop").estimate(rollouts)
         returns = []
         for row, counted in enumerate(mask):
             gains = [g if m else 0.0 for g, m in zip(extra[row], counted, strict=True)]

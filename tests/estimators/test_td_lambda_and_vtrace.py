@@ -51,7 +51,12 @@ def test_td_lambda_is_gae_plus_values(kind, observations):
         truncated=[False, True],
         bootstrap_values=torch.tensor([9.0, 3.0]),
     )
-    options = {"discount": 0.9, "trace_decay": 0.7, "observations": observations}
+    options = {
+        "discount": 0.9,
+        "trace_decay": 0.7,
+        "observations": observations,
+        "on_observation_reward": "drop",
+    }
     gae, td = GAE(**options), TDLambda(**options)
     assert torch.equal(td.estimate(rollouts), gae.estimate(rollouts))
     assert torch.equal(td.value_targets(rollouts), gae.value_targets(rollouts))
@@ -65,7 +70,12 @@ def test_td_lambda_is_gae_plus_values(kind, observations):
 def test_vtrace_numbers(kind):
     logs = [0.2, -0.3, 0.5, -0.1]
     rollouts = rollouts_of(
-        [[1] * 4], [1.0], kind, values=[VALUES], old_logprobs=[logs], behavior_logprobs=[[0.0] * 4]
+        [[1] * 4],
+        [1.0],
+        kind,
+        values=[VALUES],
+        old_logprobs=[[log - 9.0 for log in logs]],
+        behavior_logprobs=[[-9.0] * 4],
     )
     found = VTrace(discount=0.99).credit(rollouts)
     close(
@@ -99,8 +109,8 @@ def test_vtrace_equals_the_plain_recursion(seed, lengths, discount, decay, clips
         kind,
         values=values,
         token_rewards=extra,
-        old_logprobs=logs,
-        behavior_logprobs=[[0.0] * n for n in lengths],
+        old_logprobs=[[log - 9.0 for log in row] for row in logs],
+        behavior_logprobs=[[-9.0] * n for n in lengths],
         truncated=[True] * len(lengths),
         bootstrap_values=torch.tensor(ends, dtype=torch.float64),
     )
@@ -111,6 +121,7 @@ def test_vtrace_equals_the_plain_recursion(seed, lengths, discount, decay, clips
         trace_clip=clips[1],
         policy_rho_clip=clips[2],
         on_lost_reward="drop",
+        on_observation_reward="drop",
     )
     targets, advantages = (
         rows_of(estimator.value_targets(rollouts), mask, kind),

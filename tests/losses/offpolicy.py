@@ -61,9 +61,9 @@ class Data:
         mask = torch.arange(width)[None] < torch.tensor(lengths)[:, None]
         base = -3.0 * torch.rand(len(lengths), width, generator=generator, dtype=torch.float64)
         columns = {
-            name: (base + spread * torch.randn(base.shape, generator=generator, dtype=torch.float64)).to(
-                dtype
-            )
+            name: (base + spread * torch.randn(base.shape, generator=generator, dtype=torch.float64))
+            .clamp_max(-1e-3)
+            .to(dtype)
             for name in COLUMNS
         }
         advantages = torch.randn(len(lengths), generator=generator, dtype=torch.float64)

@@ -163,7 +163,7 @@ def test_every_option_equals_the_oracle(seed, weight, outside, test):
 
 def test_veto_drops_the_whole_sequence():
     data = Data.random([4, 2], spread=0.1)
-    data.columns["behavior_logprobs"][0, 2] = data.columns["old_logprobs"][0, 2] + 12.0
+    data.columns["old_logprobs"][0, 2] = data.columns["behavior_logprobs"][0, 2] - 12.0
     found, kept = weights(ImportanceCorrection(veto=1e-4), data)
     assert kept == [False] * 4 + [True] * 2
     assert found[:4] == [0.0] * 4
@@ -243,7 +243,8 @@ def test_masked_garbage_and_layouts(options):
 @pytest.mark.parametrize("weight", ["token", "sequence", "geometric"])
 def test_extremes_are_finite(gap, weight):
     data = Data.random([3, 2])
-    data.columns["behavior_logprobs"][0, 0] = data.columns["old_logprobs"][0, 0] - gap
+    data.columns["old_logprobs"][0, 0] = min(gap, 0.0) - 1.0
+    data.columns["behavior_logprobs"][0, 0] = min(-gap, 0.0) - 1.0
     result = single(objective(ImportanceCorrection(weight=weight, high=None)), data)
     assert torch.isfinite(result.gradient).all()
     assert all(math.isfinite(number) for number in result.metrics.values())

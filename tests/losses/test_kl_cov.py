@@ -97,8 +97,8 @@ def test_any_cut_of_the_window_gives_the_same(divergence):
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(-99, 99), min_size=1, max_size=12), st.sampled_from([0.01, 0.25, 0.5, 1.0]))
 def test_never_fewer_tokens_than_asked_for_and_only_positive_ones(numbers, fraction):
-    """With A = ±1 and a mean of 0 the covariances are the log-probabilities themselves; ties are common."""
-    rows = [[x] for x in numbers] + [[-x] for x in numbers]
+    """With A = ±1 and a mean of −128 the covariances are the log-probabilities plus 128; ties are common."""
+    rows = [[x - 128.0] for x in numbers] + [[-x - 128.0] for x in numbers]
     data = Data.of([1.0] * len(numbers) + [-1.0] * len(numbers), logprobs=rows, old_logprobs=rows)
     found = single(objective(fraction=fraction), data).metrics["kl_cov/penalized_fraction"]
     values = numbers * 2
@@ -132,7 +132,8 @@ def test_fresh_samples_are_not_penalised():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("drift", [-100.0, 100.0])
 def test_far_tokens_stay_finite_and_keep_the_pull_of_the_penalty(drift, dtype):
-    data = Data.of([1.0, -1.0], logprobs=[[-0.5], [-120.0]], old_logprobs=[[-0.5 - drift], [-120.0 + drift]])
+    now = -120.0 if drift < 0 else -0.5  # the likelier one is pushed up
+    data = Data.of([1.0, -1.0], logprobs=[[now], [-130.0]], old_logprobs=[[now - drift], [-130.0 + drift]])
     data.columns = {name: column.to(dtype) for name, column in data.columns.items()}
     for divergence, size in (("abs", 1.0), ("k2", 100.0), ("k3", None)):
         found = single(objective(fraction=1.0, coef=3.0, divergence=divergence), data)

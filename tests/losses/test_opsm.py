@@ -41,7 +41,10 @@ def test_published_set():
 
 def test_a_positive_advantage_is_never_dropped():
     data = Data.random([4, 3, 2])
-    data.columns["old_logprobs"] = data.columns["logprobs"] + 5.0
+    data.columns["old_logprobs"], data.columns["logprobs"] = (
+        data.columns["logprobs"],
+        data.columns["logprobs"] - 5.0,
+    )
     result = single(objective(0.0), data)
     negative = (data.advantages < 0)[:, None] & data.mask
     assert result.metrics["opsm/dropped_fraction"] == pytest.approx(float(negative.sum() / data.mask.sum()))
@@ -49,7 +52,8 @@ def test_a_positive_advantage_is_never_dropped():
 
 def test_against_the_sampler():
     data = Data.random([4, 3, 2])
-    data.columns["behavior_logprobs"] = data.columns["logprobs"] + 5.0
+    data.columns["behavior_logprobs"] = data.columns["logprobs"].clone()
+    data.columns["logprobs"] = data.columns["logprobs"] - 5.0
     data.columns["old_logprobs"] = data.columns["logprobs"].clone()
     data.advantages = torch.tensor([-1.0, -1.0, 1.0], dtype=torch.float64)
     assert single(objective(1.0), data).metrics["opsm/dropped_fraction"] == 0.0
