@@ -16,6 +16,7 @@ from rlobjectives.masking import count, select
 
 __all__ = [
     "check_choice",
+    "check_ddof",
     "check_finite",
     "check_floating",
     "check_integral",
@@ -186,6 +187,12 @@ def check_positive_int(name: str, value: object) -> None:
     """Raise unless ``value`` is an integer of at least 1 (True is refused)."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise CapabilityError(f"{name} is {value!r}; expected a positive integer.")
+
+
+def check_ddof(name: str, value: object) -> None:
+    """Raise unless ``value`` is 1 (sample) or 0 (population); False and True are neither."""
+    if isinstance(value, bool) or value not in (0, 1):
+        raise CapabilityError(f"{name} is {value!r}; expected 1 (sample) or 0 (population).")
 
 
 def check_options(where: str, kind: type, options: Iterable[str]) -> None:

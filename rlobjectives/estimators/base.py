@@ -11,6 +11,7 @@ from torch import Tensor
 from rlobjectives.component import Component, WindowContext
 from rlobjectives.errors import CapabilityError, ShapeError
 from rlobjectives.estimators.groups import group_extremes
+from rlobjectives.estimators.reward_sum import weights_in_order
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Stat
@@ -104,10 +105,11 @@ class Estimator(Component):
 
         Returns:
             One weight a column, or None.
+
+        Raises:
+            CapabilityError: If there is not exactly one weight for each of the names.
         """
-        del names
-        weights: tuple[float, ...] | None = getattr(self, "weights", None)
-        return weights
+        return weights_in_order(type(self).__name__, getattr(self, "weights", None), names)
 
     def carries_signal(self, rollouts: Rollouts, estimate: Tensor | None = None) -> Tensor:
         """Whether each group's combined raw advantage differs between its members.
