@@ -71,6 +71,15 @@ class BatchBaseline(RewardWeights):
         check_ddof("ddof", self.ddof)
 
     @property
+    def compares_window(self) -> bool:
+        """It does nothing else."""
+        return True
+
+    def few_samples(self, context: WindowContext) -> Tensor | None:
+        """Whether there are fewer than two rewards to take the mean of."""
+        return context["rewards"].weight < 2
+
+    @property
     def columns(self) -> int:
         """The reward, whether it is scored, and how far rounding may have moved it."""
         return 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -124,8 +124,8 @@ class GDPO(RewardWeights):
         count = facts.num_rewards
         if count is not None and count < 2:
             yield f"GDPO separates at least 2 rewards; there is {count}. Add one, or choose GRPO."
-        else:
-            yield from super().violations(facts)
+            facts = replace(facts, num_rewards=None, reward_names=None)
+        yield from super().violations(facts)
 
     def reward_weights(self, names: tuple[str, ...]) -> tuple[float, ...]:
         """The weights in column order.
@@ -135,6 +135,17 @@ class GDPO(RewardWeights):
         """
         self._check_count(len(names), "rewards")
         return super().reward_weights(names) or (1.0,) * len(names)
+
+    @property
+    def compares_window(self) -> bool:
+        """Whether S is whitened."""
+        return self.whiten_unit != "none"
+
+    def few_samples(self, context: WindowContext) -> Tensor | None:
+        """Whether there are fewer than two sequences (or tokens) to whiten S over."""
+        if self.whiten_unit == "none":
+            return None
+        return torch.minimum(context["combined"].weight, context.sequences) < 2
 
     @property
     def columns(self) -> int:

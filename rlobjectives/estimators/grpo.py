@@ -176,6 +176,15 @@ class GRPO(RewardWeights):
         return {"rewards": Moments} if self.scale == "batch" else {}
 
     @property
+    def compares_window(self) -> bool:
+        """Whether the window's standard deviation is the scale."""
+        return self.scale == "batch"
+
+    def few_samples(self, context: WindowContext) -> Tensor | None:
+        """Whether the window's standard deviation is one of fewer than two rewards."""
+        return context["rewards"].weight < 2 if self.scale == "batch" else None
+
+    @property
     def columns(self) -> int:
         """The advantage; for a batch scale also the raw reward and whether it is scored."""
         return 3 if self.scale == "batch" else 1

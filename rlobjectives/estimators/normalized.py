@@ -55,12 +55,25 @@ class Normalized(Estimator):
 
     def violations(self, facts: TrainerFacts) -> Iterable[str]:
         """Normalisation done twice."""
+        yield from super().violations(facts)
         if (
             self.normalize != "none"
             and facts.normalize_advantages
             and not self.required().forbids_normalize_advantages
         ):
             yield 'it whitens advantages itself; turn normalize_advantages off, or set normalize="none".'
+
+    @property
+    def compares_window(self) -> bool:
+        """Whether sequences are whitened that have one advantage each."""
+        return self.normalize == "window" and not self.token_level
+
+    def few_samples(self, context: WindowContext) -> Tensor | None:
+        """Whether there are fewer than two tokens to whiten, or all of them are one sequence with one advantage."""
+        if self.normalize == "none":
+            return None
+        few = context["moments"].weight < 2
+        return few | ((context.sequences < 2) & ~differs(context)) if self.compares_window else few
 
     @property
     def columns(self) -> int:

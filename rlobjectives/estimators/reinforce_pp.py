@@ -85,6 +85,11 @@ class ReinforcePlusPlus(RewardWeights, Normalized):
         check_choice("on_lost_reward", self.on_lost_reward, ("error", "drop"))
         check_kl_options(self.kl_coef, self.kl_estimator)
 
+    @property
+    def compares_window(self) -> bool:
+        """Whether every token of a sequence has the same return, which is whitened."""
+        return self.normalize == "window" and self.discount == 1.0 and self.kl_coef == 0.0
+
     def required(self) -> Capabilities:
         """A reference policy when the rewards are KL-shaped."""
         return self.capabilities.merge(Capabilities(needs_ref_logprobs=self.kl_coef > 0.0))
