@@ -100,6 +100,10 @@ class TrainerFacts:
     Attributes:
         num_generations: Completions sampled per prompt.
         num_rewards: Reward functions.
+        reward_names: Their names, in order.
+        window_sequences: Sequences of an optimizer step over all ranks, as configured: the fewest that any step has before
+            something is dropped.
+        window_settings: Which settings of the trainer decide that, in words, for messages.
         updates_per_rollout: Optimizer steps taken on one rollout's samples (epochs included).
         max_staleness: Rollouts by which the sampler may lag behind the trainer.
         temperature: Sampling temperature.
@@ -127,6 +131,9 @@ class TrainerFacts:
 
     num_generations: int | None = None
     num_rewards: int | None = None
+    reward_names: tuple[str, ...] | None = None
+    window_sequences: int | None = None
+    window_settings: str | None = None
     updates_per_rollout: int | None = None
     max_staleness: int | None = None
     temperature: float | None = None

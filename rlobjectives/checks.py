@@ -16,6 +16,7 @@ from rlobjectives.masking import count, select
 __all__ = [
     "LOGPROBS",
     "check_choice",
+    "check_ddof",
     "check_device",
     "check_finite",
     "check_floating",
@@ -284,6 +285,12 @@ def check_plain_options(part: object) -> None:
                     f"{one.name} of {type(part).__name__} is {shown(value)}; expected {what}, not "
                     f"{type(value).__name__}.{hint}"
                 )
+
+
+def check_ddof(name: str, value: object) -> None:
+    """Raise unless ``value`` is 1 (sample) or 0 (population); False and True are neither."""
+    if isinstance(value, bool) or value not in (0, 1):
+        raise CapabilityError(f"{name} is {value!r}; expected 1 (sample) or 0 (population).")
 
 
 def check_options(where: str, kind: type, options: Iterable[str]) -> None:

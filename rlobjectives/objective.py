@@ -31,6 +31,7 @@ from rlobjectives.losses import (
 )
 from rlobjectives.losses.base import TokenPart, TokenTerm
 from rlobjectives.losses.corrections import PolicyCorrection
+from rlobjectives.losses.kl import REFERENCE_METRICS
 from rlobjectives.reductions import LossReduction, TokenMean
 from rlobjectives.statistics import Mean, Stat, Sum
 from rlobjectives.window import Window, WindowBuilder
@@ -215,6 +216,11 @@ class Objective:
         # What follows from the parts is asked anew of them, for where this is read they may be of another version.
         return {name: value for name, value in vars(self).items() if name not in ("_parts", "capabilities")}
 
+    @property
+    def reports_reference(self) -> bool:
+        """Whether some part reads the reference's log-probabilities and none reports the divergence from it."""
+        return self.capabilities.needs_ref_logprobs and self.kl is None
+
     def columns(self) -> tuple[str, ...]:
         """The columns that the losses read, besides advantages."""
         needs = self.capabilities
@@ -233,6 +239,8 @@ class Objective:
             declared.update(part.declared_metrics())
             if isinstance(part, TokenTerm) and name != "policy_loss":
                 declared[f"loss/{name}"] = Metric(Sum, "loss", f"share of {type(part).__name__}")
+        if self.reports_reference:
+            declared.update(REFERENCE_METRICS)
         if not self.entropy_coef:
             del declared["loss/entropy"]
         return declared

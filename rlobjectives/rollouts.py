@@ -12,7 +12,6 @@ from rlobjectives.checks import (
     check_device,
     check_finite,
     check_floating,
-    check_integral,
     check_logprobs,
     check_mask,
     check_shape,
@@ -20,16 +19,15 @@ from rlobjectives.checks import (
     refuse_booleans,
 )
 from rlobjectives.errors import MissingColumnError, NonFiniteError, ShapeError
+from rlobjectives.groups import Groups
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
+from rlobjectives.masking import select
 from rlobjectives.scores import stray_rewards
 
 __all__ = ["Groups", "Rollouts", "check_rollouts"]
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
-_ONE_A_PROMPT = (
-    "one id a prompt: number your prompt keys once per rollout (the same prompt twice gets two ids)"
-)
 _TOKEN_COLUMNS = (
     "values",
     "token_rewards",
@@ -47,48 +45,6 @@ _SEQUENCE_COLUMNS = (
     "bootstrap_values",
     "greedy_rewards",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """Prompt groups of a batch of sequences: any ids, any order, any sizes.
-
-    Attributes:
-        ids: Sorted unique ids, ``[g]``.
-        index: Position of each sequence's group in `ids`, ``[n]``.
-        sizes: Members of each group, int64 ``[g]``; dummies are none.
-        smallest: Size of the smallest group that has a member (0 when there is none), read once.
-    """
-
-    ids: Tensor
-    index: Tensor
-    sizes: Tensor
-    smallest: int
-
-    @classmethod
-    def of(
-        cls,
-        group_ids: Tensor,
-        name: str = "group_ids",
-        *,
-        meaning: str = _ONE_A_PROMPT,
-        genuine: Tensor | None = None,
-    ) -> Groups:
-        """Number the groups of integer ids ``[n]``; ``meaning`` is for the message where they are something else.
-
-        ``genuine`` is False for dummies, which keep their place in `index`.
-        """
-        check_integral(name, group_ids, meaning=meaning)
-        ids, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
-        if genuine is not None:
-            sizes = torch.zeros_like(sizes).index_add(0, index, genuine.to(sizes))
-        members = sizes[sizes > 0]  # a group of dummies has none
-        return cls(ids, index, sizes, int(members.min()) if members.numel() else 0)
-
-    @property
-    def count(self) -> int:
-        """Number of groups."""
-        return self.ids.numel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,6 +78,10 @@ class Rollouts:
             with a critic needs them as soon as a sequence that counts is marked truncated.
         greedy_rewards: Rewards of the greedy answer to each sequence's prompt, shaped like `rewards`. Ignored where
             ``scored`` is False: a reward counts on both sides of the comparison or on neither.
+        reward_dtype: Precision the rewards came in, which says how far rounding may have moved them: sums of rewards that
+            differ by no more are the same (`RewardSum`). By default that of `rewards`; kept by copies, whose rewards are
+            float64. Give it where the rewards were rounded before (a reward model in bfloat16 behind float32 tensors).
+            Of this, the rewards' and the greedy rewards' precision the coarsest counts.
         groups: Filled in from ``group_ids``; leave it out.
         sessions: Filled in from ``session_ids``; leave it out.
         unscored: Filled in: whether some genuine sequence has no scored reward at all.
@@ -158,6 +118,7 @@ class Rollouts:
     truncated: Tensor | None = None
     bootstrap_values: Tensor | None = None
     greedy_rewards: Tensor | None = None
+    reward_dtype: torch.dtype | None = None
     groups: Groups = None  # type: ignore[assignment]  # filled below, from group_ids
     sessions: Groups | None = None  # filled below, from session_ids
     unscored: bool = False  # filled below, with the look at the rewards
@@ -178,6 +139,7 @@ class Rollouts:
                 check_device(name, column, self.rewards.device, "rewards")
         rewards = self.rewards.detach()
         refuse_booleans("rewards", rewards)
+        self._set("reward_dtype", self._coarsest(rewards))
         rewards = (rewards.unsqueeze(1) if rewards.dim() == 1 else rewards).to(torch.float64)
         if rewards.dim() != 2:
             raise ShapeError(f"rewards has shape {list(self.rewards.shape)}; expected [n, r] or [n].")
@@ -199,17 +161,22 @@ class Rollouts:
             genuine = self.genuine
             scored = scored & genuine.unsqueeze(1)
         self._set("scored", scored)
-        names = self.reward_names or tuple(f"reward_{column}" for column in range(width))
-        if len(names) != width or len(set(names)) != width:
-            raise ShapeError(
-                f"reward_names is {names!r}; expected {width} different names, one a reward column."
-            )
-        self._set("reward_names", tuple(names))
+        self._set("reward_names", _checked_names(self.reward_names, width))
         check_shape("group_ids", self.group_ids, (count,), "one prompt id a sequence")
         self._set("groups", Groups.of(self.group_ids, genuine=genuine))
         self._check_scored_rewards(genuine)
         self._check_tokens(count)
         self._check_sequences(count)
+
+    def _coarsest(self, rewards: Tensor) -> torch.dtype:
+        found = [rewards.dtype] + ([] if self.greedy_rewards is None else [self.greedy_rewards.dtype])
+        if self.reward_dtype is not None:
+            if not isinstance(self.reward_dtype, torch.dtype):
+                raise ShapeError(
+                    f"reward_dtype is {self.reward_dtype!r}; expected a torch.dtype such as torch.bfloat16."
+                )
+            found.append(self.reward_dtype)
+        return max(found, key=lambda one: torch.finfo(one).eps if one.is_floating_point else 0.0)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -321,6 +288,40 @@ class Rollouts:
         return self.layout.sequence_mask().to(self.rewards.device)
 
     @property
+    def counted(self) -> Tensor:
+        """Bool ``[n]``: the sequences that have a reward and count.
+
+        Not dummies, nor what the layout's sequence mask drops (dynamic sampling), nor what no reward scored. Take
+        statistics of rewards over these.
+        """
+        assert self.scored is not None
+        return self.scored.any(1)
+
+    def group_mean(self, values: Tensor) -> Tensor:
+        """Mean over the `counted` members of each sequence's group.
+
+        Args:
+            values: Of the sequences, ``[n]``; whatever sequences that do not count hold is ignored.
+
+        Returns:
+            Float64 ``[n]``; 0 where no member of the group counts. Scope: group. Gradient: none.
+
+        Raises:
+            ShapeError: If there is not one value a sequence.
+
+        Example:
+            >>> rewards, scored = torch.tensor([1.0, 0.0, 9.0]), torch.tensor([[True], [True], [False]])
+            >>> rollouts = Rollouts(rewards=rewards, scored=scored, group_ids=torch.tensor([0, 0, 0]))
+            >>> rollouts.group_mean(rewards)
+            tensor([0.5000, 0.5000, 0.5000], dtype=torch.float64)
+        """
+        check_shape("values", values, (self.num_sequences,), "one value a sequence")
+        counted, index = self.counted, self.groups.index
+        zeros = torch.zeros(self.groups.count, dtype=torch.float64, device=values.device)
+        total = zeros.index_add(0, index, select(values.detach().double(), counted))
+        return (total / zeros.index_add(0, index, counted.double()).clamp_min(1.0))[index]
+
+    @property
     def group_mask(self) -> Tensor:
         """Bool ``[g]``: the groups with a genuine member."""
         members = torch.zeros(self.groups.count, dtype=torch.float64, device=self.rewards.device)
@@ -346,3 +347,19 @@ def check_rollouts(rollouts: object) -> None:
         raise ShapeError(
             f"rollouts is {type(rollouts).__name__}; expected Rollouts. Give Rollouts(rewards=..., group_ids=...)."
         )
+
+
+def _checked_names(given: object, width: int) -> tuple[str, ...]:
+    if given is None:
+        return tuple(f"reward_{column}" for column in range(width))
+    listed = isinstance(given, (tuple, list)) and all(isinstance(name, str) for name in given)
+    if not isinstance(given, (tuple, list)) or not listed:
+        raise ShapeError(
+            f"reward_names is {given!r}; expected a tuple of {width} names, one a reward column, such as "
+            f"{tuple(f'reward_{column}' for column in range(width))}."
+        )
+    if len(given) != width or len(set(given)) != width:
+        raise ShapeError(
+            f"reward_names is {tuple(given)!r}; expected {width} different names, one a reward column."
+        )
+    return tuple(given)

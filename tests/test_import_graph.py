@@ -17,7 +17,7 @@ LAYERS = (
     {"errors"},
     {"masking"},
     {"checks", "capabilities"},
-    {"statistics"},
+    {"groups", "statistics"},
     {"distributed", "distributions", "layouts"},
     {"rollouts", "scores", "tokens", "packing"},
     {"component", "logprobs"},

@@ -18,6 +18,7 @@ from rlobjectives.estimators.advantage_metrics import ADVANTAGE_METRICS
 from rlobjectives.estimators.credit_metrics import CREDIT_METRICS
 from rlobjectives.estimators.diagnostics import REWARD_METRICS
 from rlobjectives.integrations.snapshots import SNAPSHOT_METRICS
+from rlobjectives.losses.kl import REFERENCE_METRICS
 from rlobjectives.objective import OBJECTIVE_METRICS
 
 PATH = Path(__file__).parent.parent / "docs" / "metrics.md"
@@ -51,6 +52,7 @@ score (None) counts neither as right nor as wrong.
 def declared() -> Iterator[tuple[str, Mapping[str, Metric]]]:
     """Who reports which metrics."""
     yield "every objective", OBJECTIVE_METRICS
+    yield "every objective that reads the reference", REFERENCE_METRICS
     yield "`reward_metrics`", REWARD_METRICS
     yield "`PolicySnapshots`", SNAPSHOT_METRICS
     yield "`advantage_metrics`", ADVANTAGE_METRICS

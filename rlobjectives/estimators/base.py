@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from rlobjectives.capabilities import TrainerFacts
 from rlobjectives.component import Component, WindowContext
 from rlobjectives.errors import CapabilityError, ShapeError
 from rlobjectives.estimators.groups import group_extremes
+from rlobjectives.estimators.reward_sum import weights_in_order
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.losses.kl import KLPenalty
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Stat
 
@@ -25,8 +29,37 @@ class Estimator(Component):
     advantages with what the window knows (whitening, counts). Value targets are made between the
     two, from the raw estimate.
 
+    Not every row counts: dummies, and sequences that were dropped (dynamic sampling), are left out of the layout's
+    ``sequence_mask()``, and a sequence that no reward scored has no reward at all. In `estimate`, `Rollouts.counted` and
+    `Rollouts.group_mean` leave them out; in `statistics`, the layout's ``sequence_mask()``, because what is dropped may be
+    known only after the estimate.
+
     Attributes:
-        token_level: True when `estimate` gives one number a token, else one a sequence.
+        token_level: True when `estimate` gives one advantage per token, else one per sequence.
+
+    Example:
+        Rewards, standardised over the sequences of the optimizer step that count::
+
+        >>> from dataclasses import dataclass
+        >>> from rlobjectives import Moments, Objective, PaddedLayout
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Standardised(Estimator):
+        ...     window_statistics = {"rewards": Moments}
+        ...     columns = 2
+        ...     def estimate(self, rollouts):
+        ...         return torch.stack([rollouts.rewards.sum(1), rollouts.counted.double()], dim=1)
+        ...     def statistics(self, estimate, layout):
+        ...         counted = layout.sequence_mask() & (estimate[:, 1] > 0)
+        ...         return {"rewards": Moments.of(estimate[:, 0], counted)}
+        ...     def finalize(self, estimate, layout, context):
+        ...         white = (estimate[:, 0] - context["rewards"].mean) / context["rewards"].std(ddof=1)
+        ...         return torch.where(estimate[:, 1] > 0, white, 0.0)
+        >>> kept = torch.tensor([True, True, True, True, False, False])
+        >>> layout, objective = PaddedLayout(kept.unsqueeze(1), sequence_mask=kept), Objective(estimator=Standardised())
+        >>> rewards, group_ids = torch.tensor([1, 0, 0, -1, 5, 5]), torch.tensor([0, 0, 1, 1, 2, 2])
+        >>> estimate = objective.estimator.estimate(Rollouts(rewards=rewards, group_ids=group_ids))
+        >>> objective.freeze([(estimate, layout)]).advantages(estimate, layout).flatten()[:4]
+        tensor([ 1.2247,  0.0000,  0.0000, -1.2247], dtype=torch.float64)
     """
 
     token_level: ClassVar[bool] = False
@@ -90,6 +123,53 @@ class Estimator(Component):
         return estimate
 
     @property
+    def compares_window(self) -> bool:
+        """Whether an advantage is one against the window's other sequences, so that a lone sequence gets 0."""
+        return False
+
+    def few_samples(self, context: WindowContext) -> Tensor | None:
+        """Whether the window is whitened over fewer than two counted samples, so that every advantage is 0.
+
+        `WindowBuilder.freeze` warns where it is so.
+
+        Args:
+            context: Merged statistics of the window.
+
+        Returns:
+            0-d bool; None if nothing is whitened.
+        """
+        del context
+        return None
+
+    def violations(self, facts: TrainerFacts) -> Iterable[str]:
+        """A window in which nobody can be compared with another."""
+        yield from super().violations(facts)
+        count = facts.window_sequences
+        if self.compares_window and count is not None and count < 2:
+            yield (
+                f"{type(self).__name__} compares the sequences of an optimizer step with each other, and a step here "
+                f"has {count}: every advantage would be 0, for ever. Let a step have at least 2"
+                + (f" ({facts.window_settings})." if facts.window_settings else ".")
+            )
+
+    @property
+    def reward_kl_coef(self) -> float:
+        """Weight β of the divergence from the reference policy in the rewards; 0 where there is none of it."""
+        coef: float = getattr(self, "kl_coef", 0.0)
+        return coef
+
+    def conflicts(self, parts: Mapping[str, Component]) -> Iterable[str]:
+        """A divergence from the reference that is charged twice."""
+        yield from super().conflicts(parts)
+        kl = parts.get("kl")
+        if isinstance(kl, KLPenalty) and kl.coef > 0.0 and self.reward_kl_coef > 0.0:
+            yield (
+                f"{type(self).__name__} charges the divergence from the reference policy in the rewards (kl_coef = "
+                f"{self.reward_kl_coef}), and kl charges it again in the loss ({kl}). Keep one: set kl_coef=0.0 of the "
+                "estimator, or leave kl out."
+            )
+
+    @property
     def compares_siblings(self) -> bool:
         """Whether it judges an answer by the others to the same prompt, so that a group may have nothing to teach."""
         return self.required().min_group_size > 1
@@ -104,10 +184,11 @@ class Estimator(Component):
 
         Returns:
             One weight a column, or None.
+
+        Raises:
+            CapabilityError: If there is not exactly one weight for each of the names.
         """
-        del names
-        weights: tuple[float, ...] | None = getattr(self, "weights", None)
-        return weights
+        return weights_in_order(type(self).__name__, getattr(self, "weights", None), names)
 
     def carries_signal(self, rollouts: Rollouts, estimate: Tensor | None = None) -> Tensor:
         """Whether each group's combined raw advantage differs between its members.

@@ -9,13 +9,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_choice, check_number, check_numbers
+from rlobjectives.checks import check_choice, check_ddof, check_number
 from rlobjectives.component import WindowContext
-from rlobjectives.errors import CapabilityError
-from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.groups import group_sum, same_reward
-from rlobjectives.estimators.grpo import combined_reward
-from rlobjectives.estimators.whitening import whiten
+from rlobjectives.estimators.groups import group_sum
+from rlobjectives.estimators.weights import RewardWeights
+from rlobjectives.estimators.whitening import differs, whiten
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Maximum, Minimum, Moments, Stat
@@ -24,7 +22,7 @@ __all__ = ["BatchBaseline"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchBaseline(Estimator):
+class BatchBaseline(RewardWeights):
     """Reward minus the mean reward of the optimizer window; groups play no part.
 
         Aᵢ = rᵢ − mean_W r        or, with ``scale="batch"``,  (rᵢ − mean_W r) / (std_W r + ε)
@@ -33,7 +31,7 @@ class BatchBaseline(Estimator):
     window in which all rewards are equal (but for rounding) gives exactly zero.
 
     Args:
-        weights: Weight of each reward column; None weighs all 1.
+        weights: One weight a reward, in column order or by name; None weighs all 1.
         scale: ``"none"`` or ``"batch"``.
         epsilon: Added to the standard deviation, in reward units.
         ddof: 1 sample, 0 population standard deviation.
@@ -59,29 +57,37 @@ class BatchBaseline(Estimator):
         "rewards": Moments,
         "highest": Maximum,
         "lowest": Minimum,
+        "rounding": Maximum,
     }
 
-    weights: tuple[float, ...] | None = None
     scale: Literal["none", "batch"] = "none"
     epsilon: float = 1e-6
     ddof: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("scale", self.scale, ("none", "batch"))
         check_number("epsilon", self.epsilon, low=0.0)
-        if self.ddof not in (0, 1):
-            raise CapabilityError(f"ddof is {self.ddof!r}; expected 1 (sample) or 0 (population).")
-        check_numbers("weights", self.weights)
+        check_ddof("ddof", self.ddof)
+
+    @property
+    def compares_window(self) -> bool:
+        """It does nothing else."""
+        return True
+
+    def few_samples(self, context: WindowContext) -> Tensor | None:
+        """Whether there are fewer than two rewards to take the mean of."""
+        return context["rewards"].weight < 2
 
     @property
     def columns(self) -> int:
-        """The reward, and whether it is scored."""
-        return 2
+        """The reward, whether it is scored, and how far rounding may have moved it."""
+        return 3
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
-        """``[n, 2]``: the raw reward, and whether it is scored. Scope: sequence."""
-        rewards, scored = combined_reward(rollouts, self.weights)
-        return torch.cat([rewards, scored.to(rewards.dtype)], dim=1)
+        """``[n, 3]``: the raw reward, whether it is scored, and how far rounding may have moved it. Scope: sequence."""
+        reward = self.combined(rollouts)
+        return torch.cat([reward.total, reward.scored.double(), reward.rounding], dim=1)
 
     def carries_signal(self, rollouts: Rollouts, estimate: Tensor | None = None) -> Tensor:
         """Every group with a scored reward: whether the window's rewards differ is not a matter of groups."""
@@ -97,15 +103,15 @@ class BatchBaseline(Estimator):
             "rewards": Moments.of(rewards, counted),
             "highest": Maximum.of(rewards, counted),
             "lowest": Minimum.of(rewards, counted),
+            "rounding": Maximum.of(estimate[:, 2], counted),
         }
 
     def finalize(self, estimate: Tensor, layout: TokenLayout, context: WindowContext) -> Tensor:
         """Subtract the window's mean; divide by its spread if asked."""
         del layout
-        moments, highest, lowest = (context[name] for name in ("rewards", "highest", "lowest"))
+        moments = context["rewards"]
         assert isinstance(moments, Moments)
-        assert isinstance(highest, Maximum) and isinstance(lowest, Minimum)
         advantage = estimate[:, 0] - moments.mean
         if self.scale == "batch":
             advantage = whiten(estimate[:, 0], moments, ddof=self.ddof, epsilon=self.epsilon)
-        return torch.where((estimate[:, 1] > 0) & (~same_reward(lowest.value, highest.value)), advantage, 0.0)
+        return torch.where((estimate[:, 1] > 0) & differs(context), advantage, 0.0)

@@ -15,11 +15,17 @@ from rlobjectives.checks import check_numbers, shown
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
+from rlobjectives.estimators.groups import group_largest
+from rlobjectives.estimators.normalized import Normalized
+from rlobjectives.estimators.reward_sum import DOUBLE_UNIT
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Stat
 
 __all__ = ["Combined"]
+
+_ROUNDING = 32 * DOUBLE_UNIT
+"""What is left of advantages that cancel, relative to them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +117,15 @@ class Combined(Estimator):
         """What any of the estimators objects to."""
         return itertools.chain.from_iterable(part.violations(facts) for part in self.estimators)
 
+    def few_samples(self, context: WindowContext) -> Tensor | None:
+        """Whether any of the estimators has too few samples."""
+        found = [
+            few
+            for position, part in enumerate(self.estimators)
+            if (few := part.few_samples(_own(context, position))) is not None
+        ]
+        return torch.stack(found).any() if found else None
+
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """``[n, 1 + k]`` or ``[*tokens, 1 + k]``: the weighted raw sum, then everybody's own columns."""
         columns: list[Tensor] = []
@@ -118,6 +133,8 @@ class Combined(Estimator):
             own = part.estimate(rollouts)
             plain = own.dim() == (len(rollouts.tokens("Combined").shape) if part.token_level else 1)
             own = own.unsqueeze(-1) if plain else own
+            if plain and isinstance(part, Normalized) and part.sums_rewards:
+                own = torch.nn.functional.pad(own, (0, part.columns - 1))  # nothing was added up: no rounding
             if own.shape[-1] != part.columns:
                 raise CapabilityError(
                     f"{type(part).__name__}.estimate gives {own.shape[-1]} columns but declares {part.columns}. "
@@ -128,14 +145,24 @@ class Combined(Estimator):
                 _check_positions(part, layout)
                 own = torch.stack([layout.expand(column) for column in own.unbind(1)], dim=-1)
             columns.append(own)
-        total = sum(weight * own[..., :1] for weight, own in zip(self._weights(), columns, strict=True))
-        assert isinstance(total, Tensor)
+        pairs = list(zip(self._weights(), columns, strict=True))
+        total = torch.stack([weight * own[..., :1] for weight, own in pairs]).sum(0)
+        if not self.token_level:
+            size = torch.stack([(weight * own[..., :1]).abs() for weight, own in pairs]).sum(0)
+            known, groups = rollouts.genuine.unsqueeze(1), rollouts.groups
+            left = group_largest(total.abs(), known, groups) > _ROUNDING * group_largest(size, known, groups)
+            total = torch.where(left[groups.index], total, 0.0)
         return torch.cat([total, *columns], dim=-1)
 
     def reward_weights(self, names: tuple[str, ...]) -> tuple[float, ...] | None:
         """Those of the first part that compares the answers to one prompt: ``weights`` here are those of the parts."""
         parts = [part for part in self.estimators if part.compares_siblings]
         return (*parts, *self.estimators)[0].reward_weights(names)
+
+    @property
+    def reward_kl_coef(self) -> float:
+        """The largest of the estimators'."""
+        return max(part.reward_kl_coef for part in self.estimators)
 
     @property
     def compares_siblings(self) -> bool:
@@ -185,21 +212,15 @@ class Combined(Estimator):
 
     def finalize(self, estimate: Tensor, layout: TokenLayout, context: WindowContext) -> Tensor:
         """Finalise every estimator with its own statistics, and add."""
-        total: Tensor | None = None
+        weighted = []
         for position, (part, own) in enumerate(self._split(estimate, layout)):
-            prefix = f"{position}/"
-            mine = {
-                name.removeprefix(prefix): stat
-                for name, stat in context.statistics.items()
-                if name.startswith(prefix)
-            }
-            final = part.finalize(own, layout, dataclasses.replace(context, statistics=mine))
+            final = part.finalize(own, layout, _own(context, position))
             if self.token_level and not part.token_level:
                 final = layout.expand(final)
-            weighted = self._weights()[position] * final
-            total = weighted if total is None else total + weighted
-        assert total is not None
-        return total
+            weighted.append(self._weights()[position] * final)
+        together = torch.stack(weighted)
+        total, size = together.sum(0), together.abs().sum(0)
+        return torch.where(total.abs() > _ROUNDING * size, total, 0.0)
 
     def _weights(self) -> tuple[float, ...]:
         return self.weights or (1.0,) * len(self.estimators)
@@ -212,6 +233,17 @@ class Combined(Estimator):
             if self.token_level and not part.token_level:
                 own = layout.first(own)
             yield part, own.squeeze(-1) if part.columns == 1 else own
+
+
+def _own(context: WindowContext, position: int) -> WindowContext:
+    """What the estimator at a position may know."""
+    prefix = f"{position}/"
+    statistics = {
+        name.removeprefix(prefix): stat
+        for name, stat in context.statistics.items()
+        if name.startswith(prefix)
+    }
+    return dataclasses.replace(context, statistics=statistics)
 
 
 def several_value_targets(estimator: Estimator) -> str:

@@ -9,8 +9,8 @@ from rlobjectives.checks import check_mask, check_shape
 from rlobjectives.component import Metric
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.groups import ROUNDING, group_moments
-from rlobjectives.estimators.grpo import combined_reward
+from rlobjectives.estimators.groups import group_moments
+from rlobjectives.estimators.reward_sum import combined_reward
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Maximum, Mean, Moments, Stat
@@ -22,6 +22,10 @@ __all__ = [
     "length_metrics",
     "value_metrics",
 ]
+
+
+_ROUNDING = 2.0**-48
+"""Spread, relative to the mean, below which targets vary by rounding alone."""
 
 
 class ExplainedVariance(Stat):
@@ -60,7 +64,7 @@ class ExplainedVariance(Stat):
     def measured(self) -> Tensor:
         """Whether the targets vary by more than rounding."""
         count, mean, m2 = self.row[:3].unbind()
-        return m2 > count * (ROUNDING * mean).square()
+        return m2 > count * (_ROUNDING * mean).square()
 
     @classmethod
     def fold_rows(cls, rows: Tensor) -> Tensor:
@@ -156,9 +160,9 @@ def _signal(
     groups, genuine, counted = rollouts.groups, rollouts.genuine, rollouts.group_mask
     assert rollouts.reward_names is not None
     weights = None if estimator is None else estimator.reward_weights(rollouts.reward_names)
-    rewards, scored = combined_reward(rollouts, weights)
-    scored = scored & genuine.unsqueeze(1)
-    moments = group_moments(rewards, scored, groups)
+    reward = combined_reward(rollouts, weights)
+    rewards, scored = reward.total, reward.scored & genuine.unsqueeze(1)
+    moments = group_moments(rewards, scored, groups, reward.tolerance())
     dead = moments.constants.squeeze(1)
     if estimator is not None and not estimator.token_level:
         dead = ~estimator.carries_signal(rollouts, estimate)

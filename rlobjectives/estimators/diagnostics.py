@@ -7,12 +7,14 @@ from torch import Tensor
 from rlobjectives.component import Metric
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import group_moments, group_sum
+from rlobjectives.estimators.reward_sum import combined_reward
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Mean, Moments, Stat
 
 __all__ = ["REWARD_METRICS", "reward_metrics"]
 
 REWARD_METRICS = {
+    "reward/": Metric(Moments, "reward", "the combined, weighted reward over scored sequences, mean and std"),
     "reward/<name>/": Metric(Moments, "reward", "one reward over its scored sequences, mean and std"),
     "reward/<name>/constant_group_fraction": Metric(
         Mean, "fraction", "prompt groups in which all scored members have the same reward"
@@ -33,9 +35,9 @@ def reward_metrics(
 
     Args:
         rollouts: Whole prompt groups.
-        estimator: Judges which groups carry signal, on the combined advantage. Without one, for a token-level
-            estimator, and for one that compares no answers to one prompt, ``reward/constant_group_fraction`` is left
-            out. Dummies count for nothing.
+        estimator: Weighs the rewards, and judges which groups carry signal, on the combined advantage. Without one, for
+            a token-level estimator, and for one that compares no answers to one prompt,
+            ``reward/constant_group_fraction`` is left out. Without one all rewards weigh 1. Dummies count for nothing.
         estimate: What the estimator gave for them, where that is known already.
 
     Returns:
@@ -51,7 +53,9 @@ def reward_metrics(
     genuine, counted = rollouts.genuine, rollouts.group_mask
     scored = rollouts.scored & genuine.unsqueeze(1)
     constants = group_moments(rewards, scored, groups).constants.double()
-    found: dict[str, Stat] = {}
+    weights = None if estimator is None else estimator.reward_weights(rollouts.reward_names)
+    total = combined_reward(rollouts, weights).total.squeeze(1)
+    found: dict[str, Stat] = {"reward/": Moments.of(total, scored.any(1))}
     for column, name in enumerate(rollouts.reward_names):
         found[f"reward/{name}/"] = Moments.of(rewards[:, column], scored[:, column])
         found[f"reward/{name}/constant_group_fraction"] = Mean.of(constants[:, column], counted)

@@ -20,7 +20,8 @@ __all__ = ["FunctionEstimator"]
 class FunctionEstimator(Estimator):
     """Wraps a function ``(Rollouts) -> advantages``; `Objective` does it for you.
 
-    The function sees whole prompt groups. What needs the whole window (whitening) is not for a function: subclass
+    The function sees whole prompt groups, unscored answers and dummies included: `Rollouts.counted` says which count,
+    and `Rollouts.group_mean` is over those. What needs the whole window (whitening) is not for a function: subclass
     `Estimator` and declare a statistic.
 
     Args:
@@ -33,7 +34,9 @@ class FunctionEstimator(Estimator):
 
     Example:
         >>> from rlobjectives import Objective
-        >>> centred = lambda rollouts: rollouts.rewards.sum(1) - rollouts.rewards.sum(1).mean()
+        >>> def centred(rollouts):
+        ...     total = rollouts.rewards.sum(1)
+        ...     return torch.where(rollouts.counted, total - rollouts.group_mean(total), 0.0)
         >>> objective = Objective(estimator=centred)
         >>> objective.estimator.estimate(Rollouts(rewards=torch.tensor([1.0, 0.0]), group_ids=torch.tensor([0, 0])))
         tensor([ 0.5000, -0.5000], dtype=torch.float64)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number, check_numbers
+from rlobjectives.checks import check_choice, check_number
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import OBSERVATIONS, Credit, lambda_returns
 from rlobjectives.estimators.sessions import Trajectories, concatenate, session_rewards
@@ -21,6 +21,7 @@ from rlobjectives.estimators.shaping import (
     shaped_token_rewards,
 )
 from rlobjectives.estimators.token_rewards import check_lost, token_rewards
+from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts
 
@@ -61,7 +62,7 @@ def final_rewards(rewards: Tensor, rollouts: Rollouts, discount: float, reader: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class GAE(Normalized):
+class GAE(RewardWeights, Normalized):
     """Generalised advantage estimation over action tokens.
 
         δₖ = rₖ + γVₖ₊₁ − Vₖ        Aₖ = δₖ + γλ·Aₖ₊₁        Vₙ₊₁ = 0, or the bootstrap value
@@ -77,7 +78,7 @@ class GAE(Normalized):
         value_trace_decay: λ of the value targets; None takes ``trace_decay``.
         adaptive_alpha: α of the length-adaptive λ ``1 − 1/(α·length)`` of the advantages, in place of
             ``trace_decay``; the value targets then use ``value_trace_decay`` or ``trace_decay``.
-        weights: Weight of each reward column; None weighs all 1.
+        weights: One weight a reward, in column order or by name; None weighs all 1.
         reward_scope: ``"segment"``: every sequence is a trajectory with its own reward. ``"session"``: the
             sequences of a session, in the order given, are one trajectory with one reward at its end.
             ``"session_replicated"``: each sequence is a trajectory and receives the session's reward.
@@ -120,7 +121,6 @@ class GAE(Normalized):
     trace_decay: float = 1.0
     value_trace_decay: float | None = None
     adaptive_alpha: float | None = None
-    weights: tuple[float, ...] | None = None
     reward_scope: Literal["segment", "session", "session_replicated"] = "segment"
     observations: Literal["skip", "zero_value", "step"] = "skip"
     kl_coef: float = 0.0
@@ -130,6 +130,7 @@ class GAE(Normalized):
 
     def __post_init__(self) -> None:
         Normalized.__post_init__(self)
+        RewardWeights.__post_init__(self)
         check_number("discount", self.discount, low=0.0, high=1.0)
         check_number("trace_decay", self.trace_decay, low=0.0, high=1.0)
         if self.value_trace_decay is not None:
@@ -140,7 +141,6 @@ class GAE(Normalized):
         check_choice("observations", self.observations, OBSERVATIONS)
         check_lost(self.on_lost_reward, self.on_observation_reward)
         check_kl_options(self.kl_coef, self.kl_estimator)
-        check_numbers("weights", self.weights)
 
     def required(self) -> Capabilities:
         """A critic; a reference policy too when the rewards are KL-shaped."""
@@ -198,8 +198,8 @@ class GAE(Normalized):
 
     def _rewards(self, rollouts: Rollouts) -> Tensor:
         if self.reward_scope == "segment":
-            return sequence_rewards(rollouts, self.weights, "GAE", self.on_lost_reward)
-        rewards = session_rewards(rollouts, self.weights, "GAE")
+            return sequence_rewards(rollouts, self.combined(rollouts), "GAE", self.on_lost_reward)
+        rewards = session_rewards(rollouts, self.reward_weights(rollouts.reward_names or ()), "GAE")
         sessions = rollouts.sessions
         assert sessions is not None and rollouts.scored is not None
 

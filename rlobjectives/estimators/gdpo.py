@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_choice, check_number, check_numbers
+from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import WindowContext
 from rlobjectives.errors import CapabilityError
-from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.groups import check_singletons, group_any
-from rlobjectives.estimators.grpo import grpo_estimate, weighted_columns
+from rlobjectives.estimators.groups import check_singletons, group_any, group_largest
+from rlobjectives.estimators.grpo import standardised
+from rlobjectives.estimators.reward_sum import DOUBLE_UNIT, rounding_unit, weighted_columns
+from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.estimators.whitening import WHITEN_MODES, whiten
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts
@@ -24,12 +25,13 @@ from rlobjectives.statistics import Moments, Stat
 
 __all__ = ["GDPO"]
 
-_ROUNDING = 16 * torch.finfo(torch.float64).eps
+_ARITHMETIC = 32 * DOUBLE_UNIT
+"""Rounding of a group's mean, its standard deviation and a weighted sum, relative to what was added up."""
+_PROVABLE = 1.0 / 32
+"""Share of its spread beyond which a column's own rounding no longer proves that it cancels others."""
 
 
 def _check_weights(weights: tuple[float, ...]) -> None:
-    for weight in weights:
-        check_number("weights", weight)
     narrow = torch.tensor(weights, dtype=torch.float64).float()
     for weight, used in zip(weights, narrow.tolist(), strict=True):
         if weight != 0.0 and (used == 0.0 or used in (float("inf"), float("-inf"))):
@@ -48,7 +50,7 @@ def _check_weights(weights: tuple[float, ...]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GDPO(Estimator):
+class GDPO(RewardWeights):
     """Group reward-decoupled advantage for several rewards.
 
         zᵢₖ = (rᵢₖ − mean_g rₖ) / (std_g rₖ + ε)       Sᵢ = Σₖ wₖ zᵢₖ
@@ -89,7 +91,6 @@ class GDPO(Estimator):
     )
     window_statistics: ClassVar[Mapping[str, type[Stat]]] = {"combined": Moments}
 
-    weights: tuple[float, ...] | dict[str, float] | None = None
     epsilon: float = 1e-4
     baseline: Literal["inclusive", "leave_one_out"] = "inclusive"
     whiten_unit: Literal["sample", "token", "none"] = "sample"
@@ -98,14 +99,13 @@ class GDPO(Estimator):
     on_singleton: Literal["error", "zero"] = "error"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("epsilon", self.epsilon, low=0.0)
         check_number("whiten_epsilon", self.whiten_epsilon, low=0.0)
         check_choice("baseline", self.baseline, ("inclusive", "leave_one_out"))
         check_choice("whiten_unit", self.whiten_unit, ("sample", "token", "none"))
         check_choice("whiten_mode", self.whiten_mode, WHITEN_MODES)
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
-        if not isinstance(self.weights, dict):
-            check_numbers("weights", self.weights)
         if self.weights is not None:
             values = tuple(self.weights.values() if isinstance(self.weights, dict) else self.weights)
             self._check_count(len(values), "weights")
@@ -120,14 +120,12 @@ class GDPO(Estimator):
             )
 
     def violations(self, facts: TrainerFacts) -> Iterable[str]:
-        """Rewards that do not match the weights."""
+        """Rewards that do not match the weights, or are too few."""
         count = facts.num_rewards
-        if count is None:
-            return
-        if count < 2:
+        if count is not None and count < 2:
             yield f"GDPO separates at least 2 rewards; there is {count}. Add one, or choose GRPO."
-        elif self.weights is not None and len(self.weights) != count:
-            yield f"GDPO has {len(self.weights)} weights for {count} rewards. Give one weight a reward."
+            facts = replace(facts, num_rewards=None, reward_names=None)
+        yield from super().violations(facts)
 
     def reward_weights(self, names: tuple[str, ...]) -> tuple[float, ...]:
         """The weights in column order.
@@ -136,21 +134,18 @@ class GDPO(Estimator):
             CapabilityError: If there is not one weight for each named reward.
         """
         self._check_count(len(names), "rewards")
-        if self.weights is None:
-            return (1.0,) * len(names)
-        if isinstance(self.weights, dict):
-            if set(self.weights) != set(names):
-                raise CapabilityError(
-                    f"GDPO has weights for {sorted(self.weights)}; the rewards are {sorted(names)}. "
-                    "Give exactly one weight a reward, by its name."
-                )
-            return tuple(self.weights[name] for name in names)
-        if len(self.weights) != len(names):
-            raise CapabilityError(
-                f"GDPO has {len(self.weights)} weights for {len(names)} rewards {names}. "
-                "Give one weight a reward."
-            )
-        return tuple(self.weights)
+        return super().reward_weights(names) or (1.0,) * len(names)
+
+    @property
+    def compares_window(self) -> bool:
+        """Whether S is whitened."""
+        return self.whiten_unit != "none"
+
+    def few_samples(self, context: WindowContext) -> Tensor | None:
+        """Whether there are fewer than two sequences (or tokens) to whiten S over."""
+        if self.whiten_unit == "none":
+            return None
+        return torch.minimum(context["combined"].weight, context.sequences) < 2
 
     @property
     def columns(self) -> int:
@@ -167,20 +162,50 @@ class GDPO(Estimator):
         weights = self.reward_weights(rollouts.reward_names or ())
         check_singletons(rollouts, "GDPO", self.on_singleton)
         assert rollouts.scored is not None
-        standardised = grpo_estimate(
+        columns, divisor = standardised(
             rollouts.rewards,
             rollouts.scored,
-            rollouts,
+            rollouts.groups,
+            scale="group",
             baseline=self.baseline,
             epsilon=self.epsilon,
         )
-        combined = weighted_columns(standardised, weights)
-        # Columns that cancel leave rounding behind, which is not a signal: sixteen ulp of what was added up.
-        noise = _ROUNDING * weighted_columns(standardised.abs(), [abs(weight) for weight in weights])
-        combined = torch.where(combined.abs() <= noise, 0.0, combined)
+        assert isinstance(divisor, Tensor)
+        combined = weighted_columns(columns, weights)
+        combined = torch.where(self._cancel(rollouts, columns, divisor, combined, weights), 0.0, combined)
         alive = group_any(combined != 0, rollouts.groups).double()
         counted = rollouts.scored.any(1).to(torch.float64)
         return torch.stack([combined, counted, alive], dim=1)
+
+    def _cancel(
+        self,
+        rollouts: Rollouts,
+        columns: Tensor,
+        divisor: Tensor,
+        combined: Tensor,
+        weights: tuple[float, ...],
+    ) -> Tensor:
+        """Whether a sequence's group has columns that cancel in every member, rounding aside; bool ``[n]``.
+
+        Rewards that are off by δ move a standardised one by at most ``(2δ + √2·|z|·δ) / std``; without a column beside
+        it, nothing cancels. The bound is the group's: a member at the mean has next to none of its own.
+        """
+        groups, scored = rollouts.groups, rollouts.scored
+        assert scored is not None and rollouts.reward_dtype is not None
+        live = group_largest(columns.abs(), scored, groups) > 0
+        unit = rounding_unit(rollouts.reward_dtype) + _ARITHMETIC
+        error = unit * group_largest(rollouts.rewards.abs(), scored, groups)[groups.index] / divisor
+        shift = (
+            2.0 if self.baseline == "inclusive" else 4.0
+        )  # c/(c − 1) times the deviation is at most twice it
+        moved = (shift + 1.5 * columns.abs()) * error.clamp_max(_PROVABLE) + _ARITHMETIC * columns.abs()
+        sizes = [abs(weight) for weight in weights]
+        bound = weighted_columns(torch.where(live[groups.index], moved, 0.0), sizes)
+        several = weighted_columns(live.double(), [float(size > 0.0) for size in sizes]) > 1
+        known = scored.any(1, keepdim=True)
+        pair = torch.stack([combined.abs(), bound], dim=1)
+        size, noise = group_largest(pair, known.expand_as(pair), groups).unbind(1)
+        return (several & (size <= noise))[groups.index]
 
     def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:
         """Moments of S over the window's sequences (or tokens)."""

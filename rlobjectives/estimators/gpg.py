@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number, check_numbers
+from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import WindowContext
-from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons, group_moments
-from rlobjectives.estimators.grpo import combined_reward, grpo_estimate
+from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Mean, Stat
@@ -23,7 +22,7 @@ __all__ = ["GPG"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPG(Estimator):
+class GPG(RewardWeights):
     """Group policy gradient: the centred reward times α, which makes up for sequences without gradient.
 
         Aᵢ = α·(rᵢ − mean_g r) / F        α = N / max(1, number of sequences with a signal)
@@ -31,7 +30,7 @@ class GPG(Estimator):
     N and the count are of the whole window, all ranks included. No standard deviation.
 
     Args:
-        weights: Weight of each reward column; None weighs all 1.
+        weights: One weight a reward, in column order or by name; None weighs all 1.
         count: What has a signal: ``"spread"``, a sequence whose group is not constant; or ``"nonzero"``, one
             whose raw reward is not 0 (always true of rewards in {−1, 1}).
         divisor: F > 0.
@@ -53,16 +52,15 @@ class GPG(Estimator):
     capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2, forbids_normalize_advantages=True)
     window_statistics: ClassVar[Mapping[str, type[Stat]]] = {"signal": Mean}
 
-    weights: tuple[float, ...] | None = None
     count: Literal["spread", "nonzero"] = "spread"
     divisor: float = 1.0
     on_singleton: Literal["error", "zero"] = "error"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("count", self.count, ("spread", "nonzero"))
         check_number("divisor", self.divisor, low=0.0, open_low=True)
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
-        check_numbers("weights", self.weights)
 
     @property
     def columns(self) -> int:
@@ -72,12 +70,11 @@ class GPG(Estimator):
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """``[n, 3]``: the centred reward over F; whether scored; whether it has a signal. Scope: group."""
         check_singletons(rollouts, "GPG", self.on_singleton)
-        rewards, scored = combined_reward(rollouts, self.weights)
-        centred = grpo_estimate(rewards, scored, rollouts, scale="none") / self.divisor
-        signal = rewards != 0
-        if self.count == "spread":
-            signal = ~group_moments(rewards, scored, rollouts.groups).constant
-        return torch.cat([centred, scored.double(), (signal & scored).double()], dim=1)
+        reward = self.combined(rollouts)
+        moments = group_moments(reward.total, reward.scored, rollouts.groups, reward.tolerance())
+        signal = ~moments.constant if self.count == "spread" else reward.nonzero()
+        flags = [reward.scored.double(), (signal & reward.scored).double()]
+        return torch.cat([moments.deviation / self.divisor, *flags], dim=1)
 
     def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:
         """Share of scored sequences with a signal."""

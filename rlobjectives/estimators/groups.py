@@ -1,8 +1,8 @@
 """Group statistics in float64: any ids, any sizes, interleaved, with missing cells.
 
 Two passes (mean, then squared deviations), and "no spread" is decided by comparing the values, never on
-a standard deviation that rounding left near zero. Values that only rounding tells apart (0.1 + 0.2 and
-0.3, both sums of two rewards) are equal.
+a standard deviation that rounding left near zero. Values are compared exactly, unless the caller says what rounding
+may have put between them: what sums of rewards differ by is the business of `RewardSum.tolerance`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,16 @@ from rlobjectives.masking import select
 from rlobjectives.rollouts import Groups, Rollouts
 
 __all__ = [
-    "ROUNDING",
     "GroupMoments",
     "check_singletons",
     "group_any",
     "group_extremes",
+    "group_largest",
     "group_moments",
     "group_sum",
     "others_constant",
     "others_m2",
-    "same_reward",
 ]
-
-
-ROUNDING = 2.0**-48
-"""What rounding may put between two float64 sums of the same rewards, relative to them."""
 
 
 def group_sum(values: Tensor, groups: Groups) -> Tensor:
@@ -69,9 +64,9 @@ class GroupMoments:
 
     Attributes:
         counts: Scored members.
-        means: Their mean (0 without any); exactly their value where all are equal.
+        means: Their mean (0 without any); exactly the value of one of them where all are equal.
         m2s: Their summed squared deviation.
-        constants: Whether all scored members are equal (`same_reward`), or fewer than two are scored.
+        constants: Whether all scored members are equal, rounding aside, or fewer than two are scored.
         deviation: ``[n, r]``, each scored member minus its group's mean, 0 elsewhere.
         index: Group of each sequence, ``[n]``.
     """
@@ -116,32 +111,27 @@ def _at(per_group: Tensor, index: Tensor) -> Tensor:
     return _by_column(lambda column: column.index_select(0, index), index.numel(), per_group)
 
 
-def group_moments(values: Tensor, scored: Tensor, groups: Groups) -> GroupMoments:
+def group_moments(
+    values: Tensor, scored: Tensor, groups: Groups, tolerance: Tensor | None = None
+) -> GroupMoments:
     """Count, mean and spread of every column within every group.
 
     Args:
         values: Float64 ``[n, r]``.
         scored: Bool ``[n, r]``; unscored cells are left out whatever they hold.
         groups: The prompt groups.
+        tolerance: Largest difference within a group that is none, ``[g, r]`` (`RewardSum.tolerance`); None compares
+            exactly. Infinities equal nothing: they stay visible.
     """
     counts = group_sum(scored.to(values.dtype), groups)
     means = group_sum(select(values, scored), groups) / counts.clamp_min(1.0)
-    member = _member(values, scored, groups)
-    apart = scored & ~same_reward(values, _at(member, groups.index))
-    constants = group_sum(apart.to(values.dtype), groups) == 0
-    means = torch.where(constants & (counts > 0), member, means)
+    low, high = group_extremes(values, scored, groups)
+    constants = high - low <= (0.0 if tolerance is None else tolerance)
+    means = torch.where(constants & (counts > 0), low, means)
     spread = scored & ~_at(constants, groups.index)
     deviation = select(values - _at(means, groups.index), spread)
     m2s = group_sum(deviation.square(), groups)
     return GroupMoments(counts, means, m2s, constants, deviation, groups.index)
-
-
-def same_reward(left: Tensor, right: Tensor) -> Tensor:
-    """Whether float64 rewards are equal, or as close as two roundings of one sum: within 32 units in the last place.
-
-    Infinities equal nothing: they stay visible.
-    """
-    return (left - right).abs() <= ROUNDING * torch.minimum(left.abs(), right.abs())
 
 
 def group_any(flags: Tensor, groups: Groups) -> Tensor:
@@ -154,28 +144,34 @@ def group_any(flags: Tensor, groups: Groups) -> Tensor:
     return (group_sum(flags.double().unsqueeze(1), groups) > 0).squeeze(1)[groups.index]
 
 
-def others_constant(values: Tensor, scored: Tensor, groups: Groups) -> Tensor:
-    """Whether the other scored members of a sequence's group are equal (`same_reward`), or fewer than two.
+def others_constant(
+    values: Tensor, scored: Tensor, groups: Groups, tolerance: Tensor | None = None
+) -> Tensor:
+    """Whether the other scored members of a sequence's group are equal, rounding aside, or fewer than two.
 
     Args:
         values: Float64 ``[n, r]``.
         scored: Bool ``[n, r]``.
         groups: The prompt groups.
+        tolerance: As for `group_moments`.
 
     Returns:
         Bool ``[n, r]``; without meaning in an unscored cell.
     """
     low, high = (edge[groups.index] for edge in group_extremes(values, scored, groups))
-    at_low, at_high = (scored & same_reward(values, edge) for edge in (low, high))
+    near = torch.zeros_like(low) if tolerance is None else tolerance[groups.index]
+    at_low, at_high = scored & (values - low <= near), scored & (high - values <= near)
     count, lows, highs = (
         group_sum(flag.to(values.dtype), groups)[groups.index] for flag in (scored, at_low, at_high)
     )
     # All but this one are equal if it stands alone at one end and all others (of two, the one) at the other.
     alone = (at_low & (lows == 1) & (highs == count - 1)) | (at_high & (highs == 1) & (lows == count - 1))
-    return (low >= high) | same_reward(low, high) | alone
+    return (high - low <= near) | alone
 
 
-def others_m2(values: Tensor, scored: Tensor, groups: Groups, moments: GroupMoments) -> Tensor:
+def others_m2(
+    values: Tensor, scored: Tensor, groups: Groups, moments: GroupMoments, tolerance: Tensor | None = None
+) -> Tensor:
     """Squared deviations of the *other* scored members of a sequence's group from their own mean, summed.
 
     Of c members, ``m2 − d²·c/(c − 1)`` is the sum without the one that deviates by d. The member farthest from the mean
@@ -188,6 +184,7 @@ def others_m2(values: Tensor, scored: Tensor, groups: Groups, moments: GroupMome
         scored: Bool ``[n, r]``.
         groups: The prompt groups.
         moments: Those of the same values.
+        tolerance: As for `group_moments`.
 
     Returns:
         ``[n, r]``; without meaning in an unscored cell.
@@ -195,7 +192,7 @@ def others_m2(values: Tensor, scored: Tensor, groups: Groups, moments: GroupMome
     share = moments.count / (moments.count - 1.0).clamp_min(1.0)
     downdated = (moments.m2 - moments.deviation.square() * share).clamp_min(0.0)
     farthest = _farthest(moments.deviation.abs(), scored, groups)
-    return torch.where(farthest, group_moments(values, scored & ~farthest, groups).m2, downdated)
+    return torch.where(farthest, group_moments(values, scored & ~farthest, groups, tolerance).m2, downdated)
 
 
 def _farthest(distance: Tensor, scored: Tensor, groups: Groups) -> Tensor:
@@ -211,17 +208,6 @@ def _farthest(distance: Tensor, scored: Tensor, groups: Groups) -> Tensor:
         return rows == first[groups.index]
 
     return _by_column(one, rows.numel(), distance, scored).to(torch.bool)
-
-
-def _member(values: Tensor, scored: Tensor, groups: Groups) -> Tensor:
-    """Some scored value of each group, ``[g, r]``: where all are equal, that of all. 0 where none is scored."""
-    spare = values.new_zeros(groups.count + 1)  # unscored cells go to a place of their own at the end
-    return _by_column(
-        lambda column, known: spare.scatter(0, torch.where(known, groups.index, groups.count), column)[:-1],
-        groups.count,
-        values,
-        scored,
-    )
 
 
 def group_extremes(values: Tensor, counted: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
@@ -243,6 +229,21 @@ def group_extremes(values: Tensor, counted: Tensor, groups: Groups) -> tuple[Ten
         )
 
     return edge(torch.inf, "amin"), edge(-torch.inf, "amax")
+
+
+def group_largest(sizes: Tensor, counted: Tensor, groups: Groups) -> Tensor:
+    """Largest counted size ≥ 0 of each group, ``[g, r]``; 0 where none is counted.
+
+    Args:
+        sizes: ``[n, r]``, none negative.
+        counted: Bool ``[n, r]``.
+        groups: The prompt groups.
+    """
+    return _by_column(
+        lambda column: column.new_zeros(groups.count).scatter_reduce_(0, groups.index, column, "amax"),
+        groups.count,
+        select(sizes, counted),
+    )
 
 
 def check_singletons(rollouts: Rollouts, reader: str, on_singleton: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,51 +9,15 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number, check_numbers
+from rlobjectives.checks import check_choice, check_ddof, check_number
 from rlobjectives.component import WindowContext
-from rlobjectives.errors import CapabilityError
-from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons, group_moments, others_constant, others_m2
+from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.layouts import TokenLayout
-from rlobjectives.rollouts import Rollouts
+from rlobjectives.rollouts import Groups, Rollouts
 from rlobjectives.statistics import Moments, Stat
 
-__all__ = ["GRPO", "combined_reward", "grpo_estimate", "weighted_columns"]
-
-
-def combined_reward(rollouts: Rollouts, weights: tuple[float, ...] | None) -> tuple[Tensor, Tensor]:
-    """The weighted sum of a sequence's rewards, and whether it has any.
-
-    Missing cells add nothing. A sequence none of whose rewards is scored has no reward at all,
-    which is not a reward of zero.
-
-    Args:
-        rollouts: Rewards ``[n, r]`` and their `scored` mask.
-        weights: One weight a reward; None is 1 for each.
-
-    Returns:
-        Float64 ``[n, 1]`` and bool ``[n, 1]``.
-
-    Raises:
-        CapabilityError: If there is not one weight a reward.
-    """
-    rewards, scored = rollouts.rewards, rollouts.scored
-    assert scored is not None
-    if weights is not None and len(weights) != rewards.shape[1]:
-        raise CapabilityError(
-            f"there are {len(weights)} weights for {rewards.shape[1]} rewards {rollouts.reward_names}. "
-            "Give one weight a reward."
-        )
-    total = rewards.sum(1) if weights is None else weighted_columns(rewards, weights)
-    return total.unsqueeze(1), scored.any(1, keepdim=True)
-
-
-def weighted_columns(values: Tensor, weights: Sequence[float]) -> Tensor:
-    """``Σₖ wₖ·vᵢₖ`` of a handful of columns; the weights stay numbers, so nothing is copied to the device."""
-    total = values.new_zeros(values.shape[0])
-    for column, weight in zip(values.unbind(1), weights, strict=True):
-        total = total + weight * column
-    return total
+__all__ = ["GRPO", "grpo_estimate", "standardised"]
 
 
 def grpo_estimate(
@@ -67,6 +30,7 @@ def grpo_estimate(
     epsilon: float = 1e-6,
     epsilon_mode: str = "add",
     ddof: int = 1,
+    tolerance: Tensor | None = None,
 ) -> Tensor:
     """Centre each column on its group, then divide by the group's standard deviation.
 
@@ -83,11 +47,44 @@ def grpo_estimate(
         epsilon: Stability constant, in reward units.
         epsilon_mode: ``"add"`` gives ``std + ε``, ``"clamp"`` gives ``max(std, ε)``.
         ddof: 1 for the sample, 0 for the population standard deviation.
+        tolerance: Largest difference within a group that is none, ``[g, r]``, for rewards that were added up from
+            several; None compares exactly.
 
     Returns:
         ``[n, r]``. Scope: group. Gradient: none.
     """
-    moments = group_moments(rewards, scored, rollouts.groups)
+    options = {"scale": scale, "baseline": baseline, "epsilon_mode": epsilon_mode}
+    return standardised(
+        rewards, scored, rollouts.groups, epsilon=epsilon, ddof=ddof, tolerance=tolerance, **options
+    )[0]
+
+
+def standardised(
+    rewards: Tensor,
+    scored: Tensor,
+    groups: Groups,
+    *,
+    scale: str,
+    baseline: str,
+    epsilon: float,
+    epsilon_mode: str = "add",
+    ddof: int = 1,
+    tolerance: Tensor | None = None,
+) -> tuple[Tensor, Tensor | float]:
+    """What `grpo_estimate` gives, and what each entry was divided by.
+
+    Args:
+        rewards: Float64 ``[n, r]``.
+        scored: Bool ``[n, r]``.
+        groups: The prompt groups.
+        scale: As there, and so are the rest.
+        baseline: The mean.
+        epsilon: Stability constant.
+        epsilon_mode: How it enters.
+        ddof: Of the standard deviation.
+        tolerance: What rounding explains.
+    """
+    moments = group_moments(rewards, scored, groups, tolerance)
 
     def divisor(std: Tensor, without_spread: Tensor) -> Tensor:
         return torch.where(
@@ -96,21 +93,23 @@ def grpo_estimate(
 
     if baseline == "inclusive":
         if scale == "none":
-            return moments.deviation
-        return moments.deviation / moments.at_sequences(divisor(moments.std(ddof), moments.constants))
+            return moments.deviation, 1.0
+        inclusive = moments.at_sequences(divisor(moments.std(ddof), moments.constants))
+        return moments.deviation / inclusive, inclusive
     # The others' mean is the group's minus d/(c−1).
     others = (moments.count - 1.0).clamp_min(1.0)
     share = moments.count / others
     if scale == "none":
-        return moments.deviation * share
-    m2 = others_m2(rewards, scored, rollouts.groups, moments)
+        return moments.deviation * share, 1.0
+    m2 = others_m2(rewards, scored, groups, moments, tolerance)
     std = (m2 / (others - ddof).clamp_min(1.0)).sqrt()
     # Where the others are all equal (always with G = 2) there is no spread to divide by: centre only.
-    return moments.deviation * share / divisor(std, others_constant(rewards, scored, rollouts.groups))
+    exclusive = divisor(std, others_constant(rewards, scored, groups, tolerance))
+    return moments.deviation * share / exclusive, exclusive
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRPO(Estimator):
+class GRPO(RewardWeights):
     """Group-relative advantage: the reward minus its group's mean, over the group's std.
 
         rᵢ = Σₖ wₖ rᵢₖ        Aᵢ = (rᵢ − mean_g r) / (std_g r + ε)
@@ -120,7 +119,7 @@ class GRPO(Estimator):
     enter its siblings' baseline.
 
     Args:
-        weights: Weight of each reward column; None weighs all 1.
+        weights: One weight a reward, in column order or by name; None weighs all 1.
         scale: ``"group"``, ``"batch"`` (std of raw rewards over the optimizer window) or ``"none"``.
         baseline: ``"inclusive"`` or ``"leave_one_out"``. Where the other completions are all equal (with
             two, always) they have no spread to divide by: then the difference itself is the advantage.
@@ -145,7 +144,6 @@ class GRPO(Estimator):
 
     capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2)
 
-    weights: tuple[float, ...] | None = None
     scale: Literal["group", "batch", "none"] = "group"
     baseline: Literal["inclusive", "leave_one_out"] = "inclusive"
     epsilon: float = 1e-6
@@ -154,14 +152,14 @@ class GRPO(Estimator):
     on_singleton: Literal["error", "zero"] = "error"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("scale", self.scale, ("group", "batch", "none"))
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
         check_choice("baseline", self.baseline, ("inclusive", "leave_one_out"))
         check_choice("epsilon_mode", self.epsilon_mode, ("add", "clamp"))
         check_number("epsilon", self.epsilon, low=0.0)
-        if self.ddof not in (0, 1):
-            raise CapabilityError(f"ddof is {self.ddof!r}; expected 1 (sample) or 0 (population).")
-        check_numbers("weights", self.weights)
+        check_ddof("ddof", self.ddof)
+        check_choice("on_singleton", self.on_singleton, ("error", "zero"))
 
     def required(self) -> Capabilities:
         """Dr.GRPO's centring fixes the scale, so nobody may whiten it; a window's std needs whole groups in it.
@@ -179,6 +177,15 @@ class GRPO(Estimator):
         return {"rewards": Moments} if self.scale == "batch" else {}
 
     @property
+    def compares_window(self) -> bool:
+        """Whether the window's standard deviation is the scale."""
+        return self.scale == "batch"
+
+    def few_samples(self, context: WindowContext) -> Tensor | None:
+        """Whether the window's standard deviation is one of fewer than two rewards."""
+        return context["rewards"].weight < 2 if self.scale == "batch" else None
+
+    @property
     def columns(self) -> int:
         """The advantage; for a batch scale also the raw reward and whether it is scored."""
         return 3 if self.scale == "batch" else 1
@@ -186,19 +193,20 @@ class GRPO(Estimator):
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Group-relative advantages ``[n]`` (``[n, 3]`` under ``scale="batch"``)."""
         check_singletons(rollouts, "GRPO", self.on_singleton)
-        rewards, scored = combined_reward(rollouts, self.weights)
+        reward = self.combined(rollouts)
         advantage = grpo_estimate(
-            rewards,
-            scored,
+            reward.total,
+            reward.scored,
             rollouts,
             scale="group" if self.scale == "group" else "none",
             baseline=self.baseline,
             epsilon=self.epsilon,
             epsilon_mode=self.epsilon_mode,
             ddof=self.ddof,
+            tolerance=reward.tolerance(),
         )
         if self.scale == "batch":
-            return torch.cat([advantage, rewards, scored.to(rewards.dtype)], dim=1)
+            return torch.cat([advantage, reward.total, reward.scored.double()], dim=1)
         return advantage.squeeze(1)
 
     def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:

@@ -9,17 +9,16 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number, check_numbers, refuse_rows
-from rlobjectives.estimators.base import Estimator
+from rlobjectives.checks import check_choice, check_number, refuse_rows
 from rlobjectives.estimators.groups import check_singletons, group_moments
-from rlobjectives.estimators.grpo import combined_reward
+from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["MaxRL"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaxRL(Estimator):
+class MaxRL(RewardWeights):
     """Reward over its group's mean, minus one.
 
         Aᵢ = (rᵢ − mean_g r) / (mean_g r + ε)
@@ -28,7 +27,7 @@ class MaxRL(Estimator):
     gives exactly zero.
 
     Args:
-        weights: Weight ≥ 0 of each reward column; None weighs all 1.
+        weights: One weight ≥ 0 a reward, in column order or by name; None weighs all 1.
         epsilon: Stability constant in reward units.
         on_singleton: ``"error"`` or ``"zero"`` for a prompt with one completion.
 
@@ -45,15 +44,15 @@ class MaxRL(Estimator):
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2, forbids_normalize_advantages=True)
+    lowest_weight: ClassVar[float] = 0.0
 
-    weights: tuple[float, ...] | None = None
     epsilon: float = 1e-6
     on_singleton: Literal["error", "zero"] = "error"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("epsilon", self.epsilon, low=0.0)
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
-        check_numbers("weights", self.weights, low=0.0)
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Advantages ``[n]``. Scope: group."""
@@ -63,7 +62,8 @@ class MaxRL(Estimator):
             "have a negative reward, which MaxRL cannot divide by the mean of",
             'Shift the rewards to start at 0, or choose GRPO(scale="none").',
         )
-        rewards, scored = combined_reward(rollouts, self.weights)
-        moments = group_moments(rewards, scored, rollouts.groups)
-        advantage = (rewards - moments.mean) / torch.where(moments.constant, 1.0, moments.mean + self.epsilon)
-        return torch.where(moments.constant | ~scored, 0.0, advantage).squeeze(1)
+        reward = self.combined(rollouts)
+        moments = group_moments(reward.total, reward.scored, rollouts.groups, reward.tolerance())
+        divisor = torch.where(moments.constant, 1.0, moments.mean + self.epsilon)
+        advantage = (reward.total - moments.mean) / divisor
+        return torch.where(moments.constant | ~reward.scored, 0.0, advantage).squeeze(1)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import TrainerFacts
-from rlobjectives.checks import check_choice, check_number
+from rlobjectives.checks import check_choice, check_ddof, check_number
 from rlobjectives.component import WindowContext
-from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.whitening import WHITEN_MODES, whiten
+from rlobjectives.estimators.whitening import WHITEN_MODES, differs, whiten
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.statistics import Maximum, Minimum, Moments, Stat
 
@@ -27,7 +26,7 @@ class Normalized(Estimator):
 
         Âₜ = (Aₜ − mean_W A) / spread_W A        W: all tokens of one optimizer step, on all ranks
 
-    A window in which every token has the same advantage gives exactly zero. The raw estimate, and the
+    A window in which every token has the same advantage, rounding aside, gives exactly zero. The raw estimate, and the
     value targets made from it, are never touched.
 
     Args:
@@ -35,7 +34,13 @@ class Normalized(Estimator):
         ddof: 1 sample, 0 population variance.
         epsilon: Stability constant: in units of the advantage for ``"add"``, squared units otherwise.
         epsilon_mode: ``"add"`` (std + ε), ``"variance"`` (√(var + ε)) or ``"floor"`` (√max(var, ε)).
+
+    Attributes:
+        sums_rewards: Of one that gives an advantage a token: whether nothing but a sum of rewards may tell its tokens
+            apart. Then its estimate has a second column where it added several up: how far rounding may have moved each.
     """
+
+    sums_rewards: ClassVar[bool] = False
 
     normalize: Literal["none", "window"] = "none"
     ddof: int = 1
@@ -46,11 +51,11 @@ class Normalized(Estimator):
         check_choice("normalize", self.normalize, ("none", "window"))
         check_choice("epsilon_mode", self.epsilon_mode, WHITEN_MODES)
         check_number("epsilon", self.epsilon, low=0.0)
-        if self.ddof not in (0, 1):
-            raise CapabilityError(f"ddof is {self.ddof!r}; expected 1 (sample) or 0 (population).")
+        check_ddof("ddof", self.ddof)
 
     def violations(self, facts: TrainerFacts) -> Iterable[str]:
         """Normalisation done twice."""
+        yield from super().violations(facts)
         if (
             self.normalize != "none"
             and facts.normalize_advantages
@@ -58,42 +63,70 @@ class Normalized(Estimator):
         ):
             yield 'it whitens advantages itself; turn normalize_advantages off, or set normalize="none".'
 
+    @property
+    def compares_window(self) -> bool:
+        """Whether sequences are whitened that have one advantage each."""
+        return self.normalize == "window" and not self.token_level
+
+    def few_samples(self, context: WindowContext) -> Tensor | None:
+        """Whether there are fewer than two tokens to whiten, or all of them are one sequence with one advantage."""
+        if self.normalize == "none":
+            return None
+        few = context["moments"].weight < 2
+        return few | ((context.sequences < 2) & ~differs(context)) if self.compares_window else few
+
+    @property
+    def columns(self) -> int:
+        """The advantage; with it, where sums of rewards are whitened, what rounding may have done to it."""
+        return 2 if self.sums_rewards and self.normalize == "window" else 1
+
     def declared_statistics(self) -> dict[str, type[Stat]]:
         """Moments and range of the advantages over tokens, when they are normalised."""
         if self.normalize == "none":
             return {}
-        return {"moments": Moments, "highest": Maximum, "lowest": Minimum}
+        found: dict[str, type[Stat]] = {"moments": Moments, "highest": Maximum, "lowest": Minimum}
+        return {**found, "rounding": Maximum} if self.sums_rewards else found
 
     def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:
         """Moments and range of one micro-batch's advantages over its counted tokens."""
         if self.normalize == "none":
             return {}
-        raw, mask = self._raw(estimate), layout.mask
+        raw, mask = self._raw(estimate, layout), layout.mask
         if not self.token_level:
             mask = mask & layout.expand(self._counted(estimate))
             raw = layout.expand(raw)
-        return {
+        found: dict[str, Stat] = {
             "moments": Moments.of(raw, mask),
             "highest": Maximum.of(raw, mask),
             "lowest": Minimum.of(raw, mask),
         }
+        if self.sums_rewards:
+            rounding = torch.zeros_like(raw) if raw is estimate else estimate[..., 1]
+            found["rounding"] = Maximum.of(rounding, mask)
+        return found
 
     def finalize(self, estimate: Tensor, layout: TokenLayout, context: WindowContext) -> Tensor:
         """Whiten over the window, or give the raw advantages."""
-        del layout
-        raw = self._raw(estimate)
+        raw = self._raw(estimate, layout)
         if self.normalize == "none":
             return raw
-        moments, highest, lowest = (context[name] for name in ("moments", "highest", "lowest"))
+        moments = context["moments"]
         assert isinstance(moments, Moments)
-        assert isinstance(highest, Maximum) and isinstance(lowest, Minimum)
         white = whiten(raw, moments, ddof=self.ddof, epsilon=self.epsilon, mode=self.epsilon_mode)
         counted = True if self.token_level else self._counted(estimate)
-        return torch.where((highest.value > lowest.value) & counted, white, 0.0)
+        return torch.where(differs(context) & counted, white, 0.0)
 
-    def _raw(self, estimate: Tensor) -> Tensor:
+    def _with_rounding(self, advantages: Tensor, rounding: Tensor | None, layout: TokenLayout) -> Tensor:
+        """The estimate: alone, or beside what rounding may have done to each sequence's sum of several rewards."""
+        if rounding is None or self.normalize == "none":
+            return advantages
+        beside = layout.select(layout.expand(rounding.squeeze(1)).to(advantages.dtype))
+        return torch.stack([advantages, beside], dim=-1)
+
+    def _raw(self, estimate: Tensor, layout: TokenLayout) -> Tensor:
         # Of the sequence-level ones, those that offer whitening carry [advantage, scored].
-        return estimate if self.token_level else estimate[:, 0]
+        plain = self.token_level and estimate.dim() == layout.mask.dim()
+        return estimate if plain else estimate[..., 0]
 
     def _counted(self, estimate: Tensor) -> Tensor:
         return estimate[:, 1] > 0

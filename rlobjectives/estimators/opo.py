@@ -9,17 +9,16 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_numbers
-from rlobjectives.estimators.base import Estimator
+from rlobjectives.checks import check_choice
 from rlobjectives.estimators.groups import check_singletons, group_moments, group_sum
-from rlobjectives.estimators.grpo import combined_reward
+from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["OPO"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OPO(Estimator):
+class OPO(RewardWeights):
     """Centre each reward on its group's mean weighted by response length.
 
         b = Σⱼ Lⱼrⱼ / Σⱼ Lⱼ        Aᵢ = rᵢ − b        L: action tokens of the whole response
@@ -28,7 +27,7 @@ class OPO(Estimator):
     counts. A constant group gives exactly zero.
 
     Args:
-        weights: Weight of each reward column; None weighs all 1.
+        weights: One weight a reward, in column order or by name; None weighs all 1.
         on_singleton: ``"error"`` or ``"zero"`` for a prompt with one completion.
 
     Raises:
@@ -48,22 +47,22 @@ class OPO(Estimator):
         tensor([ 0.2500, -0.7500], dtype=torch.float64)
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2)
+    capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2, forbids_normalize_advantages=True)
 
-    weights: tuple[float, ...] | None = None
     on_singleton: Literal["error", "zero"] = "error"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
-        check_numbers("weights", self.weights)
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Centred rewards ``[n]``. Scope: group."""
         check_singletons(rollouts, "OPO", self.on_singleton)
-        rewards, scored = combined_reward(rollouts, self.weights)
+        reward = self.combined(rollouts)
+        rewards, scored = reward.total, reward.scored
         lengths = torch.where(scored, rollouts.tokens("OPO").token_counts().unsqueeze(1), 0.0)
         total = group_sum(lengths, rollouts.groups)[rollouts.groups.index]
         weighted = group_sum(lengths * rewards, rollouts.groups)[rollouts.groups.index]
-        constant = group_moments(rewards, scored, rollouts.groups).constant
+        constant = group_moments(rewards, scored, rollouts.groups, reward.tolerance()).constant
         advantage = rewards - weighted / total.clamp_min(1.0)
         return torch.where(constant | ~scored | (total == 0), 0.0, advantage).squeeze(1)

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number, check_numbers
+from rlobjectives.checks import check_choice, check_number
 from rlobjectives.estimators.groups import check_singletons
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import lambda_returns
 from rlobjectives.estimators.shaping import sequence_rewards
 from rlobjectives.estimators.token_rewards import check_lost, token_rewards
+from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, clamp_around
 from rlobjectives.rollouts import Rollouts
 
@@ -22,7 +23,7 @@ __all__ = ["OptimalTokenBaseline"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimalTokenBaseline(Normalized):
+class OptimalTokenBaseline(RewardWeights, Normalized):
     """Return to go minus a baseline for each step, shared by a prompt's answers at that step.
 
         wₖ = (1 − 2πₖ + Σᵥπ(v)²)·ρ̄ₖ²        Wₖ = Σ_{j ≤ k} wⱼ
@@ -33,7 +34,7 @@ class OptimalTokenBaseline(Normalized):
     its baseline is 0 there. Where all answers have the same return, the advantage is exactly 0.
 
     Args:
-        weights: Weight of each reward column; None weighs all 1.
+        weights: One weight a reward, in column order or by name; None weighs all 1.
         importance_clip: Upper bound of ρ̄, the ratio of the current policy to the sampler; None takes
             ρ̄ = 1 and needs no behaviour log-probabilities.
         baseline_epsilon: ε ≥ 0 in the baseline.
@@ -69,7 +70,6 @@ class OptimalTokenBaseline(Normalized):
     capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2, supports_context_parallel=False)
     token_level: ClassVar[bool] = True
 
-    weights: tuple[float, ...] | None = None
     importance_clip: float | None = None
     baseline_epsilon: float = 1e-8
     on_singleton: Literal["error", "zero"] = "error"
@@ -78,12 +78,12 @@ class OptimalTokenBaseline(Normalized):
 
     def __post_init__(self) -> None:
         Normalized.__post_init__(self)
+        RewardWeights.__post_init__(self)
         if self.importance_clip is not None:
             check_number("importance_clip", self.importance_clip, low=0.0, open_low=True)
         check_number("baseline_epsilon", self.baseline_epsilon, low=0.0)
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
         check_lost(self.on_lost_reward, self.on_observation_reward)
-        check_numbers("weights", self.weights)
 
     def required(self) -> Capabilities:
         """The sampler's log-probabilities when the weights are importance-corrected."""
@@ -96,12 +96,11 @@ class OptimalTokenBaseline(Normalized):
         layout, groups = rollouts.tokens(name), rollouts.groups
         check_singletons(rollouts, name, self.on_singleton)
         assert rollouts.scored is not None
+        reward = self.combined(rollouts)
         returns = lambda_returns(
             layout,
             token_rewards=token_rewards(rollouts, name, self.on_observation_reward, self.on_lost_reward),
-            final_rewards=sequence_rewards(
-                rollouts, self.weights, name, self.on_lost_reward, unscored="zero"
-            ),
+            final_rewards=sequence_rewards(rollouts, reward, name, self.on_lost_reward, unscored="zero"),
         ).returns.double()
         weight = layout.cumulative_sum(self._energy(rollouts))
         member = layout.mask & layout.expand(rollouts.scored.any(1))
@@ -126,7 +125,9 @@ class OptimalTokenBaseline(Normalized):
         baseline = torch.where(
             total == 0, 0.0, pooled(returns * weight) / torch.where(total == 0, 1.0, total)
         )
-        equal = (answers > 1) & (extreme("amin", torch.inf) >= extreme("amax", -torch.inf))
+        tolerance = reward.tolerance()
+        near = 0.0 if tolerance is None else layout.expand(tolerance.squeeze(1)[groups.index])
+        equal = (answers > 1) & (extreme("amax", -torch.inf) - extreme("amin", torch.inf) <= near)
         advantage = returns - torch.where(answers > 1, baseline, 0.0)
         alone = layout.expand((groups.sizes < 2)[groups.index])
         return torch.where(member & ~equal & ~alone, advantage, 0.0)

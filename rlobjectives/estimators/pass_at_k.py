@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number, check_numbers, check_positive_int
+from rlobjectives.checks import check_choice, check_number, check_positive_int
 from rlobjectives.errors import CapabilityError
-from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.groups import check_singletons, group_moments, group_sum, same_reward
-from rlobjectives.estimators.grpo import combined_reward
+from rlobjectives.estimators.groups import check_singletons, group_moments, group_sum
+from rlobjectives.estimators.reward_sum import RewardSum
+from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["PassAtK", "pass_at_k"]
@@ -52,7 +52,7 @@ def _choose_ratio(few: Tensor, many: Tensor, k: int) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassAtK(Estimator):
+class PassAtK(RewardWeights):
     """Advantages whose objective is pass@k, in both published forms.
 
     ``form="analytic"``, with n scored answers of which c are correct:
@@ -70,7 +70,7 @@ class PassAtK(Estimator):
         form: ``"analytic"`` or ``"max_minus_second"``.
         threshold: An answer is correct if its combined reward is greater.
         scale: For ``"max_minus_second"``: ``"group"`` divides by std + ε, ``"none"`` does not.
-        weights: Weight of each reward column; None weighs all 1.
+        weights: One weight a reward, in column order or by name; None weighs all 1.
         epsilon: Stability constant; the analytic form needs none.
         on_singleton: ``"error"`` or ``"zero"`` for a prompt with fewer than max(2, k) completions.
 
@@ -87,24 +87,23 @@ class PassAtK(Estimator):
         tensor([ 1.0000, -0.3333, -0.3333, -0.3333], dtype=torch.float64)
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2)
+    capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2, forbids_normalize_advantages=True)
 
     k: int = 2
     form: Literal["analytic", "max_minus_second"] = "analytic"
     threshold: float = 0.0
     scale: Literal["group", "none"] = "group"
-    weights: tuple[float, ...] | None = None
     epsilon: float = 0.0
     on_singleton: Literal["error", "zero"] = "error"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_positive_int("k", self.k)
         check_choice("form", self.form, ("analytic", "max_minus_second"))
         check_number("threshold", self.threshold)
         check_choice("scale", self.scale, ("group", "none"))
         check_number("epsilon", self.epsilon, low=0.0)
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
-        check_numbers("weights", self.weights)
 
     @property
     def smallest_group(self) -> int:
@@ -124,16 +123,13 @@ class PassAtK(Estimator):
                 f"PassAtK draws {self.k} of a prompt's completions, but a group has {smallest}. Sample at "
                 f'least {self.smallest_group} per prompt, lower k, or set on_singleton="zero".'
             )
-        rewards, scored = combined_reward(rollouts, self.weights)
-        analytic = self.form == "analytic"
-        advantage = (
-            self._analytic(rewards, scored, rollouts) if analytic else self._lead(rewards, scored, rollouts)
-        )
-        return torch.where(scored, advantage, 0.0).squeeze(1)
+        reward = self.combined(rollouts)
+        advantage = self._analytic(reward) if self.form == "analytic" else self._lead(reward)
+        return torch.where(reward.scored, advantage, 0.0).squeeze(1)
 
-    def _analytic(self, rewards: Tensor, scored: Tensor, rollouts: Rollouts) -> Tensor:
-        groups = rollouts.groups
-        good = (rewards > self.threshold) & scored
+    def _analytic(self, reward: RewardSum) -> Tensor:
+        groups, scored = reward.groups, reward.scored
+        good = reward.exceeds(self.threshold) & scored
         count, correct = (group_sum(flag.double(), groups)[groups.index] for flag in (scored, good))
         rho = pass_at_k(count, correct, self.k)
         sigma = (rho * (1.0 - rho)).sqrt()
@@ -142,16 +138,18 @@ class PassAtK(Estimator):
         dead = (sigma == 0) | (count < self.k) | (count < 2)
         return torch.where(dead, 0.0, gain / torch.where(dead, 1.0, sigma + self.epsilon))
 
-    def _lead(self, rewards: Tensor, scored: Tensor, rollouts: Rollouts) -> Tensor:
-        groups, column = rollouts.groups, torch.where(scored, rewards, -torch.inf).squeeze(1)
+    def _lead(self, reward: RewardSum) -> Tensor:
+        groups, scored, tolerance = reward.groups, reward.scored, reward.tolerance()
+        column = torch.where(scored, reward.total, -torch.inf).squeeze(1)
         best = _group_max(column, groups.index, groups.count)
-        first = same_reward(column, best[groups.index]) & scored.squeeze(1)
+        near = torch.zeros_like(column) if tolerance is None else tolerance.squeeze(1)[groups.index]
+        first = (best[groups.index] - column <= near) & scored.squeeze(1)
         ties = group_sum(first.double().unsqueeze(1), groups)[groups.index].squeeze(1)
         second = _group_max(torch.where(first, -torch.inf, column), groups.index, groups.count)[groups.index]
         lead = torch.where(first & (ties == 1) & (second > -torch.inf), column - second, 0.0).unsqueeze(1)
         if self.scale == "none":
             return lead
-        moments = group_moments(rewards, scored, groups)
+        moments = group_moments(reward.total, scored, groups, tolerance)
         std = moments.at_sequences(moments.std(1)) + self.epsilon
         return torch.where(lead > 0, lead / torch.where(std > 0, std, 1.0), 0.0)
 

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number, check_numbers
+from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import WindowContext
 from rlobjectives.estimators.groups import check_singletons, group_any
-from rlobjectives.estimators.grpo import combined_reward, grpo_estimate
+from rlobjectives.estimators.grpo import grpo_estimate
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import lambda_returns
 from rlobjectives.estimators.shaping import check_kl_options, sequence_rewards, shaped_token_rewards
 from rlobjectives.estimators.token_rewards import check_lost, token_rewards
+from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts
 
@@ -24,7 +25,7 @@ __all__ = ["ReinforcePlusPlus", "ReinforcePlusPlusBaseline"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReinforcePlusPlus(Normalized):
+class ReinforcePlusPlus(RewardWeights, Normalized):
     """Return of each action token under KL-shaped rewards, whitened over the window. No critic, no group.
 
         r̃ₖ = −β·k1(ℓₖ − ℓₖʳᵉᶠ) + [k = n]·R        Gₖ = r̃ₖ + γ·Gₖ₊₁        Â = (G − μ_W) / √max(σ²_W, ε)
@@ -35,7 +36,7 @@ class ReinforcePlusPlus(Normalized):
         discount: γ in [0, 1].
         kl_coef: β ≥ 0; 0 needs no reference policy.
         kl_estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"abs"``.
-        weights: Weight of each reward column; None weighs all 1.
+        weights: One weight a reward, in column order or by name; None weighs all 1.
         observations: ``"skip"``, or ``"step"`` to discount through masked tokens before the last action.
         on_lost_reward: ``"error"`` or ``"drop"`` for a reward other than 0 without an action token.
         on_observation_reward: ``"error"``, ``"credit"`` or ``"drop"`` for a token reward other than 0 at a place that is
@@ -68,6 +69,7 @@ class ReinforcePlusPlus(Normalized):
         supports_context_parallel=False, forbids_normalize_advantages=True
     )
     token_level: ClassVar[bool] = True
+    sums_rewards: ClassVar[bool] = True
 
     normalize: Literal["none", "window"] = "window"
     ddof: int = 0
@@ -75,38 +77,51 @@ class ReinforcePlusPlus(Normalized):
     discount: float = 1.0
     kl_coef: float = 0.0
     kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
-    weights: tuple[float, ...] | None = None
     observations: Literal["skip", "step"] = "skip"
     on_lost_reward: Literal["error", "drop"] = "error"
     on_observation_reward: Literal["error", "credit", "drop"] = "error"
 
     def __post_init__(self) -> None:
         Normalized.__post_init__(self)
+        RewardWeights.__post_init__(self)
         check_number("discount", self.discount, low=0.0, high=1.0)
         check_choice("observations", self.observations, ("skip", "step"))
         check_lost(self.on_lost_reward, self.on_observation_reward)
         check_kl_options(self.kl_coef, self.kl_estimator)
-        check_numbers("weights", self.weights)
+
+    @property
+    def compares_window(self) -> bool:
+        """Whether every token of a sequence has the same return, which is whitened."""
+        return self.normalize == "window" and self.discount == 1.0 and self.kl_coef == 0.0
 
     def required(self) -> Capabilities:
         """A reference policy when the rewards are KL-shaped."""
         return self.capabilities.merge(Capabilities(needs_ref_logprobs=self.kl_coef > 0.0))
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
-        """Returns before whitening, shaped like the mask. Scope: sequence."""
-        name = "ReinforcePlusPlus"
+        """Returns before whitening, shaped like the mask. Scope: sequence.
+
+        Where several rewards are added up and will be whitened, ``[*tokens, 2]``: beside each return how far rounding
+        may have moved its reward.
+        """
+        name, layout, reward = (
+            "ReinforcePlusPlus",
+            rollouts.tokens("ReinforcePlusPlus"),
+            self.combined(rollouts),
+        )
         given = token_rewards(rollouts, name, self.on_observation_reward, self.on_lost_reward)
-        return lambda_returns(
-            rollouts.tokens(name),
+        returns = lambda_returns(
+            layout,
             token_rewards=shaped_token_rewards(rollouts, given, self.kl_coef, self.kl_estimator, name),
-            final_rewards=sequence_rewards(rollouts, self.weights, name, self.on_lost_reward),
+            final_rewards=sequence_rewards(rollouts, reward, name, self.on_lost_reward),
             discount=self.discount,
             observations=self.observations,
         ).returns
+        return self._with_rounding(returns, None if reward.parts is None else reward.rounding, layout)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReinforcePlusPlusBaseline(Normalized):
+class ReinforcePlusPlusBaseline(RewardWeights, Normalized):
     """Group-centred reward of each sequence, whitened over the tokens of the window.
 
         Aᵢ = rᵢ − mean_g r        Âᵢ = (Aᵢ − μ_W) / √max(σ²_W, ε)        μ, σ over tokens: long answers weigh more
@@ -116,7 +131,7 @@ class ReinforcePlusPlusBaseline(Normalized):
     still counts in μ and σ).
 
     Args:
-        weights: Weight of each reward column; None weighs all 1.
+        weights: One weight a reward, in column order or by name; None weighs all 1.
         on_singleton: ``"error"`` or ``"zero"`` for a prompt with one completion.
         normalize: ``"window"`` or ``"none"``.
         ddof: 0 population, 1 sample variance.
@@ -142,13 +157,12 @@ class ReinforcePlusPlusBaseline(Normalized):
     normalize: Literal["none", "window"] = "window"
     ddof: int = 0
     epsilon_mode: Literal["add", "variance", "floor"] = "floor"
-    weights: tuple[float, ...] | None = None
     on_singleton: Literal["error", "zero"] = "error"
 
     def __post_init__(self) -> None:
         Normalized.__post_init__(self)
+        RewardWeights.__post_init__(self)
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
-        check_numbers("weights", self.weights)
 
     @property
     def columns(self) -> int:
@@ -158,8 +172,9 @@ class ReinforcePlusPlusBaseline(Normalized):
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """``[n, 3]``: centred reward, whether the sequence is scored, whether its group has spread. Scope: group."""
         check_singletons(rollouts, "ReinforcePlusPlusBaseline", self.on_singleton)
-        rewards, scored = combined_reward(rollouts, self.weights)
-        centred = grpo_estimate(rewards, scored, rollouts, scale="none")
+        reward = self.combined(rollouts)
+        scored, tolerance = reward.scored, reward.tolerance()
+        centred = grpo_estimate(reward.total, scored, rollouts, scale="none", tolerance=tolerance)
         spread = group_any(centred.squeeze(1) != 0, rollouts.groups).unsqueeze(1)
         return torch.cat([centred, scored.to(centred.dtype), spread.to(centred.dtype)], dim=1)
 

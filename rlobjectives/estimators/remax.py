@@ -5,22 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_numbers
-from rlobjectives.estimators.grpo import weighted_columns
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import lambda_returns
+from rlobjectives.estimators.reward_sum import combined_greedy
 from rlobjectives.estimators.shaping import check_kl_options, sequence_rewards, shaped_token_rewards
 from rlobjectives.estimators.token_rewards import check_lost, token_rewards
+from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["ReMax"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReMax(Normalized):
+class ReMax(RewardWeights, Normalized):
     """Reward to go minus the reward of the greedy answer to the same prompt.
 
         Aₖ = Σ_{j ≥ k} r̃ⱼ − b        b: combined reward of the greedy answer
@@ -31,7 +32,7 @@ class ReMax(Normalized):
     Args:
         kl_coef: β ≥ 0 of a penalty ``β·k(ℓ − ℓʳᵉᶠ)`` in the token rewards.
         kl_estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"abs"``.
-        weights: Weight of each reward column; None weighs all 1.
+        weights: One weight a reward, in column order or by name; None weighs all 1.
         on_lost_reward: ``"error"`` or ``"drop"`` for a reward other than 0 without an action token.
         on_observation_reward: ``"error"``, ``"credit"`` or ``"drop"`` for a token reward other than 0 at a place that is
             no action (see `token_rewards`); ``"credit"`` adds it to the last action token before it.
@@ -60,31 +61,43 @@ class ReMax(Normalized):
 
     capabilities: ClassVar[Capabilities] = Capabilities(supports_context_parallel=False)
     token_level: ClassVar[bool] = True
+    sums_rewards: ClassVar[bool] = True
 
     kl_coef: float = 0.0
     kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
-    weights: tuple[float, ...] | None = None
     on_lost_reward: Literal["error", "drop"] = "error"
     on_observation_reward: Literal["error", "credit", "drop"] = "error"
 
     def __post_init__(self) -> None:
         Normalized.__post_init__(self)
+        RewardWeights.__post_init__(self)
         check_lost(self.on_lost_reward, self.on_observation_reward)
         check_kl_options(self.kl_coef, self.kl_estimator)
-        check_numbers("weights", self.weights)
+
+    @property
+    def compares_window(self) -> bool:
+        """Whether every token of a sequence has the same advantage, which is whitened."""
+        return self.normalize == "window" and self.kl_coef == 0.0
 
     def required(self) -> Capabilities:
         """A reference policy when the rewards are KL-shaped."""
         return self.capabilities.merge(Capabilities(needs_ref_logprobs=self.kl_coef > 0.0))
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
-        """Advantages, shaped like the mask. Scope: sequence."""
-        layout, greedy = rollouts.tokens("ReMax"), rollouts.need("greedy_rewards", "ReMax")
-        baseline = greedy.sum(1) if self.weights is None else weighted_columns(greedy, self.weights)
+        """Advantages, shaped like the mask; ``[*tokens, 2]`` where sums of several rewards will be whitened.
+
+        Scope: sequence. A sum that only rounding tells from the greedy answer's is the same.
+        """
+        layout, reward = rollouts.tokens("ReMax"), self.combined(rollouts)
+        greedy = combined_greedy(rollouts, self.reward_weights(rollouts.reward_names or ()), "ReMax")
+        sampled = sequence_rewards(rollouts, reward, "ReMax", self.on_lost_reward)
+        lead, rounding = sampled - greedy.total.squeeze(1), reward.rounding + greedy.rounding
+        lead = torch.where(lead.abs() <= rounding.squeeze(1), 0.0, lead)
         given = token_rewards(rollouts, "ReMax", self.on_observation_reward, self.on_lost_reward)
-        to_go = lambda_returns(
+        # Without a discount a baseline at every token is one at the end.
+        advantages = lambda_returns(
             layout,
             token_rewards=shaped_token_rewards(rollouts, given, self.kl_coef, self.kl_estimator, "ReMax"),
-            final_rewards=sequence_rewards(rollouts, self.weights, "ReMax", self.on_lost_reward),
+            final_rewards=lead,
         ).returns
-        return layout.select(to_go - layout.expand(baseline).to(to_go.dtype))
+        return self._with_rounding(advantages, None if reward.parts is None else rounding, layout)

@@ -8,17 +8,17 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_numbers
-from rlobjectives.estimators.base import Estimator
+from rlobjectives.checks import check_choice
 from rlobjectives.estimators.groups import check_singletons
-from rlobjectives.estimators.grpo import combined_reward, grpo_estimate
+from rlobjectives.estimators.grpo import grpo_estimate
+from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["RLOO"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RLOO(Estimator):
+class RLOO(RewardWeights):
     """REINFORCE with a leave-one-out baseline.
 
         Aᵢ = rᵢ − (Σⱼ rⱼ − rᵢ) / (G − 1) = G / (G − 1) · (rᵢ − mean_g r)
@@ -26,7 +26,7 @@ class RLOO(Estimator):
     No standard deviation. A constant group gives exactly zero.
 
     Args:
-        weights: Weight of each reward column; None weighs all 1.
+        weights: One weight a reward, in column order or by name; None weighs all 1.
         on_singleton: ``"error"`` or ``"zero"`` for a prompt with one completion.
 
     Raises:
@@ -43,17 +43,23 @@ class RLOO(Estimator):
         tensor([ 1., -1.], dtype=torch.float64)
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2)
+    capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2, forbids_normalize_advantages=True)
 
-    weights: tuple[float, ...] | None = None
     on_singleton: Literal["error", "zero"] = "error"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
-        check_numbers("weights", self.weights)
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Leave-one-out advantages ``[n]``. Scope: group."""
         check_singletons(rollouts, "RLOO", self.on_singleton)
-        rewards, scored = combined_reward(rollouts, self.weights)
-        return grpo_estimate(rewards, scored, rollouts, scale="none", baseline="leave_one_out").squeeze(1)
+        reward = self.combined(rollouts)
+        return grpo_estimate(
+            reward.total,
+            reward.scored,
+            rollouts,
+            scale="none",
+            baseline="leave_one_out",
+            tolerance=reward.tolerance(),
+        ).squeeze(1)

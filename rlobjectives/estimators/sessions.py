@@ -10,7 +10,7 @@ from torch import Tensor
 from rlobjectives.checks import refuse_rows
 from rlobjectives.errors import MissingColumnError
 from rlobjectives.estimators.groups import group_extremes
-from rlobjectives.estimators.grpo import weighted_columns
+from rlobjectives.estimators.reward_sum import weighted_columns
 from rlobjectives.layouts import PackedLayout
 from rlobjectives.rollouts import Groups, Rollouts
 

@@ -16,7 +16,7 @@ from rlobjectives.checks import (
     refuse_rows,
 )
 from rlobjectives.errors import CapabilityError, ShapeError
-from rlobjectives.estimators.grpo import combined_reward
+from rlobjectives.estimators.reward_sum import RewardSum
 from rlobjectives.losses.kl import kl_estimate
 from rlobjectives.rollouts import Rollouts
 
@@ -35,7 +35,7 @@ REWARD_KL = ("k1", "k2", "k3", "abs")
 
 def sequence_rewards(
     rollouts: Rollouts,
-    weights: tuple[float, ...] | None,
+    reward: RewardSum,
     reader: str,
     on_lost_reward: str,
     *,
@@ -45,7 +45,7 @@ def sequence_rewards(
 
     Args:
         rollouts: Rewards, and where they are known.
-        weights: One weight a reward; None is 1 for each.
+        reward: They, added up.
         reader: Who asks, for messages.
         on_lost_reward: ``"error"`` refuses a reward other than 0 without an action token; ``"drop"`` drops it.
         unscored: ``"zero"`` if the reader itself leaves out sequences without any scored reward. Nobody else may
@@ -55,7 +55,7 @@ def sequence_rewards(
         CapabilityError: If a reward other than 0 has no action token to go to, or a sequence with action tokens
             has no reward.
     """
-    rewards, scored = (column.squeeze(1) for column in combined_reward(rollouts, weights))
+    rewards, scored = reward.total.squeeze(1), reward.scored.squeeze(1)
     layout = rollouts.tokens(reader)
     # What Rollouts found at the boundary; the device is asked again only where something is wrong.
     if on_lost_reward == "error" and rollouts.uncredited:

@@ -8,19 +8,20 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number, check_numbers
+from rlobjectives.checks import check_choice, check_number
 from rlobjectives.estimators.gae import final_rewards
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import OBSERVATIONS, Credit, lambda_returns
 from rlobjectives.estimators.shaping import sequence_rewards
 from rlobjectives.estimators.token_rewards import check_lost, token_rewards
+from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["TDLambda"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TDLambda(Normalized):
+class TDLambda(RewardWeights, Normalized):
     """The λ-return of each action token, less the critic's value unless asked otherwise.
 
         Gₖ = rₖ + γ·[(1 − λ)·Vₖ₊₁ + λ·Gₖ₊₁]        Aₖ = Gₖ − Vₖ
@@ -32,7 +33,7 @@ class TDLambda(Normalized):
         discount: γ in [0, 1].
         trace_decay: λ in [0, 1].
         baseline: ``"values"`` or ``"none"``.
-        weights: Weight of each reward column; None weighs all 1.
+        weights: One weight a reward, in column order or by name; None weighs all 1.
         observations: ``"skip"``, ``"zero_value"`` or ``"step"`` (see `lambda_returns`).
         on_lost_reward: ``"error"`` or ``"drop"`` for a reward other than 0 without an action token.
         on_observation_reward: ``"error"``, ``"credit"`` or ``"drop"`` for a token reward other than 0 at a place that is
@@ -67,19 +68,18 @@ class TDLambda(Normalized):
     discount: float = 1.0
     trace_decay: float = 0.95
     baseline: Literal["values", "none"] = "values"
-    weights: tuple[float, ...] | None = None
     observations: Literal["skip", "zero_value", "step"] = "skip"
     on_lost_reward: Literal["error", "drop"] = "error"
     on_observation_reward: Literal["error", "credit", "drop"] = "error"
 
     def __post_init__(self) -> None:
         Normalized.__post_init__(self)
+        RewardWeights.__post_init__(self)
         check_number("discount", self.discount, low=0.0, high=1.0)
         check_number("trace_decay", self.trace_decay, low=0.0, high=1.0)
         check_choice("baseline", self.baseline, ("values", "none"))
         check_choice("observations", self.observations, OBSERVATIONS)
         check_lost(self.on_lost_reward, self.on_observation_reward)
-        check_numbers("weights", self.weights)
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Advantages (or returns), shaped like the mask, in the precision of the values."""
@@ -91,7 +91,7 @@ class TDLambda(Normalized):
         return self._credit(rollouts).returns
 
     def _credit(self, rollouts: Rollouts) -> Credit:
-        rewards = sequence_rewards(rollouts, self.weights, "TDLambda", self.on_lost_reward)
+        rewards = sequence_rewards(rollouts, self.combined(rollouts), "TDLambda", self.on_lost_reward)
         return lambda_returns(
             rollouts.tokens("TDLambda"),
             values=rollouts.need("values", "TDLambda"),

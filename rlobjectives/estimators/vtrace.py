@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_number, check_numbers
+from rlobjectives.checks import check_number
 from rlobjectives.estimators.gae import final_rewards
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import Credit, plain_columns
 from rlobjectives.estimators.shaping import sequence_rewards
 from rlobjectives.estimators.token_rewards import check_lost, token_rewards
+from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
 from rlobjectives.layouts.scan import Piece
@@ -118,7 +119,7 @@ def _discounted_next(
 
 
 @dataclass(frozen=True, kw_only=True)
-class VTrace(Normalized):
+class VTrace(RewardWeights, Normalized):
     """Actor-critic with V-trace correction from the sampler's policy to the current one.
 
     See `vtrace_returns` for the formula. The ratio is that of the policy at the start of the updates to the
@@ -131,7 +132,7 @@ class VTrace(Normalized):
         rho_clip: Upper bound of the ratio in δ; moves the fixed point towards the sampler's policy.
         trace_clip: Upper bound of the ratio in the trace; trades variance only.
         policy_rho_clip: Upper bound of the ratio in the advantage.
-        weights: Weight of each reward column; None weighs all 1.
+        weights: One weight a reward, in column order or by name; None weighs all 1.
         on_lost_reward: ``"error"`` or ``"drop"`` for a reward other than 0 without an action token.
         on_observation_reward: ``"error"``, ``"credit"`` or ``"drop"`` for a token reward other than 0 at a place that is
             no action (see `token_rewards`); ``"credit"`` adds it to the last action token before it.
@@ -174,18 +175,17 @@ class VTrace(Normalized):
     rho_clip: float = 1.0
     trace_clip: float = 1.0
     policy_rho_clip: float = 1.0
-    weights: tuple[float, ...] | None = None
     on_lost_reward: Literal["error", "drop"] = "error"
     on_observation_reward: Literal["error", "credit", "drop"] = "error"
 
     def __post_init__(self) -> None:
         Normalized.__post_init__(self)
+        RewardWeights.__post_init__(self)
         check_number("discount", self.discount, low=0.0, high=1.0)
         check_number("trace_decay", self.trace_decay, low=0.0, high=1.0)
         for name in ("rho_clip", "trace_clip", "policy_rho_clip"):
             check_number(name, getattr(self, name), low=0.0, open_low=True)
         check_lost(self.on_lost_reward, self.on_observation_reward)
-        check_numbers("weights", self.weights)
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Corrected advantages, shaped like the mask, in the precision of the values."""
@@ -198,7 +198,7 @@ class VTrace(Normalized):
     def credit(self, rollouts: Rollouts) -> Credit:
         """Advantages and value targets in one go."""
         old, behavior = (rollouts.need(name, "VTrace") for name in ("old_logprobs", "behavior_logprobs"))
-        rewards = sequence_rewards(rollouts, self.weights, "VTrace", self.on_lost_reward)
+        rewards = sequence_rewards(rollouts, self.combined(rollouts), "VTrace", self.on_lost_reward)
         return vtrace_returns(
             rollouts.tokens("VTrace"),
             rollouts.need("values", "VTrace"),

@@ -6,11 +6,29 @@ import torch
 from torch import Tensor
 
 from rlobjectives.checks import check_choice
-from rlobjectives.statistics import Moments
+from rlobjectives.component import WindowContext
+from rlobjectives.statistics import Maximum, Minimum, Moments
 
-__all__ = ["WHITEN_MODES", "whiten"]
+__all__ = ["WHITEN_MODES", "differs", "whiten"]
 
 WHITEN_MODES = ("add", "variance", "floor")
+
+
+def differs(context: WindowContext) -> Tensor:
+    """Whether the window's values are apart by more than rounding explains, 0-d bool.
+
+    Args:
+        context: With the statistics ``highest`` and ``lowest`` of the values and, where they are sums, ``rounding``: how
+            far any of them may be from what was meant.
+    """
+    highest, lowest = context["highest"], context["lowest"]
+    assert isinstance(highest, Maximum) and isinstance(lowest, Minimum)
+    spread = highest.value - lowest.value
+    if "rounding" not in context.statistics:
+        return spread > 0.0
+    rounding = context["rounding"]
+    assert isinstance(rounding, Maximum)
+    return spread > 2.0 * rounding.value
 
 
 def whiten(values: Tensor, moments: Moments, *, ddof: int, epsilon: float, mode: str = "add") -> Tensor:

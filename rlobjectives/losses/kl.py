@@ -19,9 +19,27 @@ from rlobjectives.masking import select
 from rlobjectives.statistics import Mean
 from rlobjectives.tokens import TokenBatch
 
-__all__ = ["KL_ESTIMATORS", "KLPenalty", "kl_estimate"]
+__all__ = ["KL_ESTIMATORS", "REFERENCE_METRICS", "KLPenalty", "kl_estimate", "reference_metrics"]
 
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k3+", "ratio_k3", "full")
+
+
+REFERENCE_METRICS = {
+    "policy/kl_to_ref": Metric(Mean, "nats/token", "estimated divergence from the reference policy"),
+}
+
+
+def reference_metrics(tokens: TokenBatch) -> dict[str, Mean]:
+    """The divergence from the reference where no penalty reports it: k3, `KLPenalty`'s default, over tokens.
+
+    Args:
+        tokens: A micro-batch; without reference log-probabilities there is nothing to report.
+    """
+    if tokens.ref_logprobs is None:
+        return {}
+    layout = tokens.layout
+    kl, _ = kl_estimate(layout.select(tokens.logprobs.detach() - tokens.ref_logprobs), "k3")
+    return {"policy/kl_to_ref": Mean.of(kl, layout.mask)}
 
 
 def kl_estimate(
@@ -104,9 +122,7 @@ class KLPenalty(TokenTerm):
         True
     """
 
-    metrics: ClassVar[Mapping[str, Metric]] = {
-        "policy/kl_to_ref": Metric(Mean, "nats/token", "estimated divergence from the reference policy"),
-    }
+    metrics: ClassVar[Mapping[str, Metric]] = REFERENCE_METRICS
 
     coef: float = 0.001
     estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "ratio_k3", "full"] = "k3"

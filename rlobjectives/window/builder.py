@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -110,6 +111,11 @@ class WindowBuilder:
 
         Raises:
             RLObjectivesError: Whatever went wrong on any rank, on all ranks at this point.
+
+        Warns:
+            UserWarning: On all ranks, if the estimator whitens over fewer than two counted samples. No error, because
+                a long run may have such a step where sequences are dropped; a configuration in which every step is one
+                is refused by `Objective.check`.
         """
         if self._frozen:
             raise WindowError(
@@ -154,6 +160,9 @@ class WindowBuilder:
             )
             statistics.update(outcome.statistics)
             window = Window(objective, communicator, statistics, outcome.micro_batches)
+        few = objective.estimator.few_samples(window.context("estimator"))
+        if few is not None and bool(few) and not window.empty:
+            warnings.warn(_few_samples(objective.estimator), stacklevel=2)
         return window
 
     def _device(self) -> torch.device:
@@ -225,6 +234,15 @@ class WindowBuilder:
         if estimate.dim() > mask.dim():
             mask = mask.unsqueeze(-1).expand_as(estimate)
         self._count_faults(len(self._micro_batches), "estimate", estimate.float(), mask)
+
+
+def _few_samples(estimator: Estimator) -> str:
+    return (
+        f"{type(estimator).__name__} compares the sequences of an optimizer step with each other, and this step has fewer "
+        "than two that count, over all ranks: every advantage of that comparison is 0 in it. If that is so in every step, "
+        "nothing is learned: let a step have more sequences. Now and then it happens where sequences are dropped (dynamic "
+        "sampling, unscored or truncated answers)."
+    )
 
 
 def _waits(part: TokenPart, estimator: Estimator) -> bool:

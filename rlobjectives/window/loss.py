@@ -12,6 +12,7 @@ from rlobjectives.checks import check_choice, nonfinite_count
 from rlobjectives.component import WindowContext
 from rlobjectives.estimators.advantage_metrics import advantage_metrics
 from rlobjectives.losses.base import TokenLoss, reading
+from rlobjectives.losses.kl import reference_metrics
 from rlobjectives.losses.weighted_sum import with_gradients
 from rlobjectives.masking import count, select
 from rlobjectives.statistics import Mean, Stat, Sum, fold
@@ -110,6 +111,8 @@ class _Block:
             entropy = self.tokens.need("entropy", "The entropy bonus")
             slope = torch.full_like(entropy, -objective.entropy_coef)
             self.add("entropy", slope * entropy, {"entropy": slope})
+        if objective.reports_reference:
+            self.metrics.update(reference_metrics(self.tokens))
         if self.tokens.entropy is not None:
             self.metrics["policy/entropy"] = Mean.of(self.tokens.entropy, layout.mask)
         if self.tokens.advantages is not None:

@@ -27,17 +27,31 @@ COUNTS = ("tokens", "sequences", "nonempty_sequences")
 
 
 def check_estimate(estimator: Estimator, estimate: Tensor, layout: TokenLayout) -> None:
-    """Refuse an estimate that has not one row a sequence, or one entry a token."""
+    """Refuse an estimate that has not one row a sequence, or one entry a token, with the estimator's columns."""
     name = f"{type(estimator).__name__} estimate"
     check_tensor(name, estimate)
     check_layout(layout)
+    columns, count = estimator.columns, layout.num_sequences
     if estimator.token_level:
         layout.check_columns(name, estimate)
-    elif estimate.dim() not in (1, 2) or estimate.shape[0] != layout.num_sequences:
+        found = estimate.shape[len(layout.shape) :]
+        if found and found[0] != columns and columns > 1:
+            raise ShapeError(
+                f"{name} has shape {list(estimate.shape)}; expected {[*layout.shape, columns]}. Pass what "
+                "estimate(rollouts) gave, with all of its columns."
+            )
+        return
+    # An estimator that does not say how many columns it has may have any number, for its own finalize.
+    told = type(estimator).columns is not Estimator.columns
+    expected = (
+        f"[{count}, {columns}]" if columns > 1 else f"[{count}]" + ("" if told else f" or [{count}, k]")
+    )
+    shapes = ((count, columns),) if columns > 1 else ((count,),)
+    free = not told and estimate.dim() == 2 and estimate.shape[0] == count and estimate.shape[1] > 1
+    if tuple(estimate.shape) not in shapes and not free:
         raise ShapeError(
-            f"{name} has shape {list(estimate.shape)}; expected [{layout.num_sequences}] or "
-            f"[{layout.num_sequences}, k], one row a sequence of the layout. Pass estimate[rows] with the "
-            "layout of the same rows."
+            f"{name} has shape {list(estimate.shape)}; expected {expected}, one row a sequence of the layout. Pass what "
+            "estimate(rollouts) gave, all of its columns, as estimate[rows] with the layout of the same rows."
         )
 
 

@@ -32,6 +32,8 @@ def numbers(stats: dict[str, Stat]) -> dict[str, float]:
 
 
 EXPECTED = {
+    "reward/mean": 3.8,  # of 6, 7, 1, 2 and 3: the last sequence has no reward at all
+    "reward/std": 2.588435821108957,
     "reward/right/mean": 1.2,
     "reward/right/std": 1.0954451150103321,
     "reward/right/constant_group_fraction": 0.75,  # groups 0 and the two singletons

@@ -10,12 +10,17 @@ import pytest
 import torch
 
 from rlobjectives import (
+    GAE,
     GRPO,
     CapabilityError,
+    Combined,
     KLPenalty,
     Objective,
     PaddedLayout,
     Reinforce,
+    ReinforcePlusPlus,
+    ReMax,
+    Rollouts,
     TokenBatch,
     TrainerFacts,
 )
@@ -142,3 +147,54 @@ def test_a_reference_that_is_the_policy_costs_nothing() -> None:
         found = run(KLPenalty(estimator=estimator), tokens)
         assert (found.value[tokens.layout.mask] == 0).all()
         assert (found.slope[tokens.layout.mask] == 0).all()
+
+
+# A divergence in the rewards ------------------------------------------------------------------------
+
+CHARGED = [
+    ReinforcePlusPlus(kl_coef=0.01),
+    ReMax(kl_coef=0.01),
+    GAE(kl_coef=0.01),
+    Combined(estimators=(GRPO(), ReinforcePlusPlus(kl_coef=0.01))),
+]
+
+
+@pytest.mark.parametrize("estimator", CHARGED)
+def test_one_divergence_is_not_charged_twice(estimator: Any) -> None:
+    kl = KLPenalty(coef=0.04)
+    with pytest.raises(CapabilityError, match=r"kl_coef = 0\.01.*coef=0\.04.*Keep one"):
+        Objective(estimator=estimator, kl=kl)
+    Objective(estimator=estimator, kl=KLPenalty(coef=0.0))  # reports, and charges nothing
+    Objective(estimator=ReinforcePlusPlus(kl_coef=0.0), kl=kl)
+
+
+def test_the_divergence_is_reported_without_a_penalty() -> None:
+    """Whenever a part reads the reference: in the definition of the penalty that is not there."""
+    layout = PaddedLayout(torch.tensor([[True, True, False], [True, False, False]]))
+    old = torch.tensor([[-1.0, -2.0, 9.0], [-0.5, 9.0, 9.0]], dtype=torch.float64)
+    reference = torch.tensor([[-1.5, -2.0, math.nan], [-0.25, math.nan, math.nan]], dtype=torch.float64)
+    expected = math.fsum(math.exp(-x) - 1.0 + x for x in (0.5, 0.0, -0.25)) / 3
+    rollouts = Rollouts(
+        rewards=torch.tensor([1.0, 0.0]),
+        group_ids=torch.tensor([0, 0]),
+        layout=layout,
+        old_logprobs=old,
+        ref_logprobs=reference,
+    )
+    for estimator, given in ((ReinforcePlusPlus(kl_coef=0.01), True), (ReinforcePlusPlus(), False)):
+        objective = Objective(estimator=estimator)
+        estimate = estimator.estimate(rollouts)
+        window = objective.freeze([(estimate, layout)])
+        tokens = TokenBatch(
+            logprobs=old,
+            layout=layout,
+            ref_logprobs=reference,
+            advantages=window.advantages(estimate, layout),
+        )
+        report = window.summarize([window.loss(tokens)])
+        assert ("policy/kl_to_ref" in report) == given
+        assert ("policy/kl_to_ref" in objective.declared_metrics()) == given
+        if given:
+            assert report["policy/kl_to_ref"] == pytest.approx(expected, rel=1e-12)
+            bare = window.summarize([window.loss(tokens.replace(ref_logprobs=None))])
+            assert "policy/kl_to_ref" not in bare

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
+from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.groups import group_any
 from rlobjectives.estimators.whitening import whiten
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Moments
 
-__all__ = ["estimate_moments", "normalized_estimate"]
+if TYPE_CHECKING:
+    from rlobjectives.integrations.lightning.mixin import ObjectiveMixin
+
+__all__ = ["check_normalized", "estimate_moments", "normalized_estimate"]
+
+
+def check_normalized(module: ObjectiveMixin, prompts: int | None, num_generations: int | None) -> None:
+    """Refuse to whiten a rollout of one sequence, whose advantage would always be 0.
+
+    Args:
+        module: Says whether, and with what.
+        prompts: Of a rollout, over all ranks; None where nobody knows.
+        num_generations: Completions of each; the same.
+
+    Raises:
+        CapabilityError: Naming what to change.
+    """
+    one = prompts is not None and num_generations is not None and prompts * num_generations < 2
+    if one and module.normalize_advantages and not module.objective.estimator.token_level:
+        raise CapabilityError(
+            "normalize_advantages whitens over the rollout, and a rollout has one sequence (prompts_per_step × "
+            "num_generations): every advantage would be 0, for ever. Raise one of them, or turn normalize_advantages off."
+        )
 
 
 def estimate_moments(
@@ -60,6 +86,12 @@ def normalized_estimate(
         >>> normalized_estimate(estimate, moments, rollouts, layout, token_level=False)[2:]
         tensor([0., 0.], dtype=torch.float64)
     """
+    if 0.0 < float(moments.count) < 2.0:
+        warnings.warn(
+            "normalize_advantages whitens over the rollout, and this one has a single counted sample over all ranks: its "
+            "advantage becomes 0. If that is so in every rollout, nothing is learned: let it have more sequences.",
+            stacklevel=2,
+        )
     groups, scored = rollouts.groups, _scored(rollouts, token_level=token_level).to(estimate.device)
     speaks = layout.segment_sum((estimate != 0).double()) > 0 if token_level else estimate != 0
     moves = group_any(speaks.to(groups.index.device), groups).to(estimate.device) & (scored | speaks)

@@ -151,7 +151,10 @@ class Updates:
         for _ in range(window.micro_batches - len(micro_batches)):
             dummy = share.dummy()
             token_level = self.objective.estimator.token_level
-            shape = dummy.layout.shape if token_level else (1, *estimate.shape[1:])
+            tokens = len(dummy.layout.shape)
+            shape = (
+                (*dummy.layout.shape, *estimate.shape[tokens:]) if token_level else (1, *estimate.shape[1:])
+            )
             yield dummy, estimate.new_zeros(shape)
 
     def _accumulate(

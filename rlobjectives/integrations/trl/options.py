@@ -108,7 +108,8 @@ OPTIONS: dict[str, Option] = {
         "carried over",
         "Becomes `KLPenalty(coef=beta)` when the objective has no `kl`; a `kl` of the objective makes TRL build the "
         "reference model (by the `beta` of the trainer's own copy of the configuration; yours stays as it is). Two "
-        "different numbers are refused.",
+        "different numbers are refused, and so is one beside an estimator that charges the divergence in the rewards "
+        "(`kl_coef` of `reinforce_pp`).",
     ),
     "use_bias_correction_kl": Option(
         "read",

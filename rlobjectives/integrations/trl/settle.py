@@ -87,6 +87,12 @@ def carry_over(
                 f"beta = {beta} would subtract a KL from the reward, and the objective's estimator reads rewards "
                 "before that. Set beta=0.0 and use GRPOTrainer for a KL penalty in the loss."
             )
+    elif beta and objective.estimator.reward_kl_coef:
+        found.append(
+            f"beta = {beta} would charge the divergence from the reference policy in the loss, and "
+            f"{type(objective.estimator).__name__} charges it in the rewards already (kl_coef = "
+            f"{objective.estimator.reward_kl_coef}). Keep one: leave beta at 0.0, or set the estimator's kl_coef to 0.0."
+        )
     elif beta and objective.kl is None:
         ratio = bool(getattr(config, "use_bias_correction_kl", False))
         objective = dataclasses.replace(

@@ -281,14 +281,17 @@ def test_kl_shaped_rewards_find_their_log_probabilities():
     """With one update a rollout nothing else asks for old log-probabilities."""
     gae = {"discount": 0.9, "trace_decay": 0.8, "on_lost_reward": "drop"}
     plain, shaped = (
-        fit(ToyAgent(objective=objective(estimator=GAE(**gae, kl_coef=coef))), "single", rollouts=1).trace[0][
-            "metrics"
-        ]
+        fit(
+            ToyAgent(objective=objective(estimator=GAE(**gae, kl_coef=coef), kl=None)), "single", rollouts=1
+        ).trace[0]["metrics"]
         for coef in (0.0, 0.5)
     )
     assert plain["value/target_mean"] != shaped["value/target_mean"]
     pp = Objective(estimator=ReinforcePlusPlus(kl_coef=0.1, on_lost_reward="drop"))
-    assert fit(ToyPolicy(uneven, objective=pp), "single", rollouts=1).trace[0]["steps"] == 1
+    (first,) = fit(ToyPolicy(uneven, objective=pp), "single", rollouts=1).trace
+    assert first["steps"] == 1
+    assert first["metrics"]["policy/kl_to_ref"] > 0.0  # no penalty in the loss, and yet reported
+    assert {"reward/mean", "reward/std"} <= set(first["metrics"])
 
 
 def test_groups_without_names_are_refused_where_the_policy_rests():

@@ -1,7 +1,7 @@
 """The mixin in one process: what it refuses, when it scores anew, how it counts, what it leaves alone."""
 
 import dataclasses
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
@@ -138,7 +138,7 @@ def test_whitening_over_the_rollout():
             ),
         )
 
-    policy = ToyPolicy(rollouts, objective=_centred())
+    policy = ToyPolicy(rollouts, objective=Objective(estimator=GRPO(epsilon=0.5)))
     policy.normalize_advantages = True
     metrics = fit(policy, "single", rollouts=1).trace[0]["metrics"]
     assert metrics["advantage/mean"] == pytest.approx(0.0, abs=1e-12)
@@ -221,7 +221,7 @@ def test_whitening_of_tokens_leaves_a_constant_group_at_zero():
 
 
 @pytest.mark.parametrize(
-    "estimator", [GRPO(scale="batch"), BatchBaseline(), Combined(estimators=(GRPO(), RLOO()))]
+    "estimator", [GRPO(scale="batch"), BatchBaseline(), Combined(estimators=(GRPO(), GRPO(epsilon=0.5)))]
 )
 def test_estimates_of_several_columns_are_not_whitened(estimator):
     policy = ToyPolicy(uneven, objective=Objective(estimator=estimator), normalize_advantages=True)
@@ -230,6 +230,43 @@ def test_estimates_of_several_columns_are_not_whitened(estimator):
     assert 'normalize="window"' in str(caught.value)
     policy.normalize_advantages = False
     policy.check_objective()
+
+
+@pytest.mark.parametrize(
+    ("prompts", "repeats", "windows", "ranks", "fewest"),
+    [(4, 1, 4, 1, 1), (4, 1, 2, 1, 2), (5, 1, 3, 1, 1), (4, 2, 4, 1, 2), (4, 1, 2, 2, 2), (2, 1, 4, 2, 2)],
+)
+def test_a_step_of_one_sequence_is_refused_where_sequences_are_compared(
+    prompts, repeats, windows, ranks, fewest
+):
+    """Over all ranks, each of which cuts its own prompts; a step without any is skipped."""
+    data = SimpleNamespace(prompts_per_step=prompts, num_generations=repeats)
+    options = {"windows_per_rollout": windows}
+    policy = ToyPolicy(uneven, objective=Objective(estimator=BatchBaseline()), **options)
+    policy.check_objective(data)  # without a trainer nobody knows the ranks
+    policy._trainer = SimpleNamespace(world_size=ranks)
+    assert policy.trainer_facts(data).window_sequences == fewest
+    if fewest > 1:
+        policy.check_objective(data)
+    else:
+        with pytest.raises(CapabilityError, match="a step here has 1.*prompts_per_step.*windows_per_rollout"):
+            policy.check_objective(data)
+
+
+def test_a_rollout_of_one_sequence_is_not_whitened():
+    policy = ToyPolicy(uneven, objective=Objective(estimator=_lead), normalize_advantages=True)
+    lone = SimpleNamespace(prompts_per_step=1, num_generations=1)
+    with pytest.raises(
+        CapabilityError, match="normalize_advantages whitens over the rollout.*prompts_per_step"
+    ):
+        policy.check_objective(lone)
+    policy.check_objective(SimpleNamespace(prompts_per_step=1, num_generations=2))
+    data = judged([1.0, 0.0], scored=torch.tensor([[True], [False]]))
+    estimate = torch.tensor([0.5, 0.0], dtype=torch.float64)
+    moments = estimate_moments(estimate, data.rollouts, data.layout, token_level=False)
+    with pytest.warns(UserWarning, match="a single counted sample"):
+        found = normalized_estimate(estimate, moments, data.rollouts, data.layout, token_level=False)
+    assert found.tolist() == [0.0, 0.0]
 
 
 def _lead(rollouts):

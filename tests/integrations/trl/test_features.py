@@ -420,6 +420,22 @@ def test_reference_policy_without_beta() -> None:
     assert kl[1] > 1e-6
 
 
+def test_the_reference_divergence_is_reported_where_the_rewards_charge_it() -> None:
+    trained = train("reinforce_pp", extra={"model": tiny.saved()}, max_steps=2)
+    kl = history(trained, "policy/kl_to_ref")
+    assert kl[0] == pytest.approx(0.0, abs=1e-6)
+    assert kl[1] > 1e-6
+    assert not history(trained, "loss/kl")
+
+
+def test_the_combined_reward_is_logged_with_its_weights() -> None:
+    weights = {"even": 2.0, "short": 0.0}
+    trained = train({"name": "grpo", "estimator": {"weights": weights}}, max_steps=1)
+    (mean,), (single,) = history(trained, "reward/mean"), history(trained, "reward/even/mean")
+    assert single > 0.0
+    assert mean == pytest.approx(2.0 * single, rel=1e-6)
+
+
 def test_entropy_bonus_has_a_gradient() -> None:
     if "entropy_coef" not in GRPOConfig.__dataclass_fields__:
         pytest.skip("needs TRL 1.8")

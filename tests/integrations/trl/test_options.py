@@ -444,3 +444,27 @@ def test_updates_per_rollout(accumulation: int, per_generation: int, iterations:
         for start in range(0, length * 60, length)
     )
     assert updates_per_rollout(accumulation, per_generation, iterations) == expected == brute
+
+
+def test_a_divergence_in_rewards_and_in_the_loss_is_refused() -> None:
+    told = refuse(r"beta = 0\.04", objective="reinforce_pp", beta=0.04)
+    assert "kl_coef" in told
+    assert "Keep one" in told
+    objective, found = carry_over(
+        as_objective({"name": "reinforce_pp", "estimator": {"kl_coef": 0.0}}),
+        GRPOConfig(**tiny.options(beta=0.04)),
+    )
+    assert not found
+    assert objective.kl is not None
+
+
+@pytest.mark.parametrize("objective", ["gdpo", {"name": "grpo", "estimator": {"scale": "batch"}}])
+def test_a_step_of_one_sequence_is_refused_where_sequences_are_compared(objective: object) -> None:
+    told = refuse(
+        "a step here has 1",
+        objective=objective,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=1,
+        steps_per_generation=4,
+    )
+    assert "per_device_train_batch_size × gradient_accumulation_steps" in told
