@@ -27,6 +27,7 @@ __all__ = ["DEBUG", "ConfigurationError", "one_message", "reported"]
 DEBUG = "RLOBJECTIVES_DEBUG"
 """Environment variable: set to 1, every error keeps its traceback."""
 _KNOWN = (RLObjectivesError, MisconfigurationException, OSError)
+_CLEAR = (ValueError, TypeError, ImportError)  # raised on purpose, with a sentence
 _WRONG_OPTIONS = (CapabilityError, MissingColumnError, UnknownAlgorithmError, MisconfigurationException)
 
 
@@ -64,11 +65,16 @@ def one_message(place: str = "") -> Iterator[None]:
         # jsonargparse raises errors of its own from those of a constructor.
         for cause in _chain(error):
             if isinstance(cause, _KNOWN):
-                raise ConfigurationError(f"{prefix}{cause}") from error
-        if any(_is_own(frame.filename) for one in _chain(error) for frame in _frames(one)):
+                raise ConfigurationError(shortened(f"{prefix}{cause}")) from error
+        # Without this function and the place of the `with` itself, where every traceback begins.
+        frames = [*_frames(error)[2:], *(frame for one in [*_chain(error)][1:] for frame in _frames(one))]
+        if any(_is_own(frame.filename) for frame in frames):
             raise
+        if isinstance(error, UnicodeDecodeError):
+            raise ConfigurationError(f"{prefix}the file is not UTF-8: {error}.") from error
+        kind = "" if isinstance(error, _CLEAR) else f"{type(error).__name__}: "
         raise ConfigurationError(
-            f"{prefix}{type(error).__name__}: {readable(str(error))} ({DEBUG}=1 shows the traceback)"
+            f"{prefix}{kind}{readable(str(error))} ({DEBUG}=1 shows the traceback)"
         ) from error
 
 
@@ -106,5 +112,9 @@ def _is_own(filename: str) -> bool:
         return False
     path = Path(filename)
     installed = {"site-packages", "dist-packages"} & {*path.parts}
-    roots = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), Path(rlobjectives.__file__).parent]
+    roots = [
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("platstdlib"),
+        Path(rlobjectives.__file__).parent,
+    ]
     return not installed and not any(path.is_relative_to(root) for root in roots)

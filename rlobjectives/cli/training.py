@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import typing
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import rlobjectives.integrations.lightning as integration
@@ -71,7 +72,14 @@ def check_trainer_options(options: Any) -> None:
         CapabilityError: Saying which option replaces them; or that they are no options at all.
     """
     if not hasattr(options, "get"):
-        raise CapabilityError(f"trainer is {options!r}; expected options by their names, as {{max_steps: 100}}.")
+        raise CapabilityError(
+            f"trainer is {options!r}; expected options by their names, as {{max_steps: 100}}."
+        )
+    for name, hint in typing.get_type_hints(Trainer.__init__).items():
+        if name in options and options[name] is None and type(None) not in typing.get_args(hint):
+            raise CapabilityError(
+                f"trainer.{name} is null, which is no value of it. Leave it out for the default."
+            )
     if options.get("gradient_clip_val"):
         raise CapabilityError(
             f"trainer.gradient_clip_val is {options['gradient_clip_val']}, which does not act here. Give "

@@ -91,7 +91,9 @@ def _key(config: dict[str, Any], draw: random.Random, within: str) -> Case:
     path = draw.choice([path for path in paths(config, within) if isinstance(path[-1], str)])
     parent = at(config, path[:-1])
     old = path[-1]
-    new: Any = draw.choice([old[:-1], old + "s", old.upper(), old[1:] + old[0], 3, None, "", "a.b", "--" + old, LONG])
+    new: Any = draw.choice(
+        [old[:-1], old + "s", old.upper(), old[1:] + old[0], 3, None, "", "a.b", "--" + old, LONG]
+    )
     keep = draw.random() < 0.3
     parent[new] = parent[old] if keep else parent.pop(old)
     return Case(dumped(config), (), f"{shown(path)} named {new!r}")
@@ -106,14 +108,20 @@ def _remove(config: dict[str, Any], draw: random.Random, within: str) -> Case:
 def _option(config: dict[str, Any], draw: random.Random, within: str) -> Case:
     path = [one for one in draw.choice(list(paths(config, within))) if isinstance(one, str)]
     value = draw.choice(JUNK)
-    text = value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("...").strip()
+    text = (
+        value
+        if isinstance(value, str)
+        else yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("...").strip()
+    )
     name = f"--{'.'.join(path)}" + draw.choice(["", "", "", "s", ".x", ".init_args.x", "+"])
     options = draw.choice([(f"{name}={text}",), (name, text), (name,), (f"{name}={text}", f"{name}={text}")])
     return Case(dumped(config), options, " ".join(options))
 
 
 def _trainer(config: dict[str, Any], draw: random.Random, within: str) -> Case:
-    chosen = {name: draw.choice(TRAINER[name]) for name in draw.sample(sorted(TRAINER), draw.choice([1, 1, 2, 3]))}
+    chosen = {
+        name: draw.choice(TRAINER[name]) for name in draw.sample(sorted(TRAINER), draw.choice([1, 1, 2, 3]))
+    }
     config["trainer"].update(chosen)
     return Case(dumped(config), (), f"trainer with {chosen!r}")
 
@@ -144,7 +152,9 @@ def paths(config: Any, within: str = "") -> Iterator[tuple[Any, ...]]:
 def _walk(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     if path:
         yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    items = (
+        value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    )
     for key, one in items:
         yield from _walk(one, (*path, key))
 

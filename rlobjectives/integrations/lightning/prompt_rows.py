@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -91,7 +92,7 @@ def _row(row: object, position: int, name: str) -> dict[str, Any]:
 
 def _read(source: PromptSource, split: str, options: Mapping[str, Any]) -> Iterable[object]:
     if callable(source):
-        return source(**options)
+        return _called(source, getattr(source, "__name__", type(source).__name__), options)
     path = Path(source) if isinstance(source, str) else None
     if options and (path is None or path.suffix in (".jsonl", ".json")):
         raise CapabilityError(
@@ -104,9 +105,28 @@ def _read(source: PromptSource, split: str, options: Mapping[str, Any]) -> Itera
         return _read_json(path)
     dotted = ":" in source or ("." in source and "/" not in source and not path.exists())
     if dotted:
-        found: Iterable[object] = import_object(source, "dataset")(**options)
-        return found
+        return _called(import_object(source, "dataset"), source, options)
     return _read_hugging_face(source, split, options)
+
+
+def _called(function: Any, name: str, options: Mapping[str, Any]) -> Iterable[object]:
+    """Rows of a function; one that cannot be called like that is refused before it runs."""
+    if not callable(function):
+        raise CapabilityError(
+            f"dataset {name!r} is a {type(function).__name__}; expected a function that returns rows."
+        )
+    try:
+        inspect.signature(function).bind(**options)
+    except TypeError as error:
+        raise CapabilityError(
+            f"dataset {name!r} cannot be called with dataset_options {dict(options)}: {error}."
+        ) from error
+    except ValueError:  # some compiled functions do not tell
+        pass
+    found: object = function(**options)
+    if not isinstance(found, Iterable):
+        raise CapabilityError(f"dataset {name!r} returned a {type(found).__name__}; expected rows.")
+    return found
 
 
 def _read_json(path: Path) -> Iterable[object]:

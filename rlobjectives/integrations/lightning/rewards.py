@@ -116,7 +116,9 @@ def _check_function(function: Any, given: object) -> None:
             f"reward {given!r} is a class; expected a function, or an object of the class that can be called."
         )
     if getattr(function, "__module__", None) == "builtins":
-        raise CapabilityError(f"reward {given!r} is one of Python's own functions; expected a reward function.")
+        raise CapabilityError(
+            f"reward {given!r} is one of Python's own functions; expected a reward function."
+        )
     if inspect.iscoroutinefunction(function):
         raise CapabilityError(
             f"reward {given!r} is asynchronous; expected an ordinary function (asyncio.run inside it can wait)."

@@ -264,6 +264,10 @@ def markdown() -> str:
     """The table of the docs page."""
     rows = ["| option | | what becomes of it |", "|---|---|---|"]
     for name, option in {**OPTIONS, **INHERITED}.items():
-        note = f"Refused unless default{' or in agreement' if name in AGREEING else ''}; write {option.note}." if option.fate == "replaced" else option.note
+        note = (
+            f"Refused unless default{' or in agreement' if name in AGREEING else ''}; write {option.note}."
+            if option.fate == "replaced"
+            else option.note
+        )
         rows.append(f"| `{name}` | {option.fate} | {note} |")
     return "\n".join(rows)
