@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 
@@ -55,11 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return algorithms.run(rest)
     if command in ("fit", "validate", "test"):
-        missing = [name for name in ("lightning", "jsonargparse") if importlib.util.find_spec(name) is None]
-        if missing:
-            return _refuse(
-                f"`rlobjectives {command}` needs {' and '.join(missing)}: pip install 'rlobjectives[lightning]'"
-            )
+        from rlobjectives.integrations.extras import MissingExtraError, need
+
+        try:
+            need(f"`rlobjectives {command}`", "lightning")
+        except MissingExtraError as error:
+            return _refuse(str(error))
         from rlobjectives.cli import training
 
         return training.run(arguments)

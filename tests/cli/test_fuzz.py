@@ -425,7 +425,7 @@ def test_python_s_own_functions_are_no_rewards(
     monkeypatch.setattr("sys.argv", ["rlobjectives"])
     for rewards, expected in (
         (["builtins.eval"], "is one of Python's own functions"),
-        ([{"class_path": "builtins.eval"}], "model.rewards: "),
+        ([{"class_path": "builtins.eval"}], "Got value: Namespace(class_path='builtins.eval'"),
     ):
         policy = {
             "class_path": "CausalLMPolicy",
