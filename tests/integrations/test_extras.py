@@ -45,7 +45,10 @@ def test_the_extra_is_named(statement: str, package: str, extra: str) -> None:
 def test_deepspeed_is_named_where_a_strategy_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     lightning = pytest.importorskip("rlobjectives.integrations.lightning")
     monkeypatch.setitem(sys.modules, "deepspeed", None)
-    for make in (lambda: lightning.resolve_strategy("deepspeed_stage_3", "cpu"), lightning.DeepSpeedCPUStrategy):
+    for make in (
+        lambda: lightning.resolve_strategy("deepspeed_stage_3", "cpu"),
+        lightning.DeepSpeedCPUStrategy,
+    ):
         with pytest.raises(MissingExtraError, match=r'rlobjectives\[deepspeed\]"'):
             make()
     assert lightning.resolve_strategy("ddp", "cpu") == "ddp"

@@ -441,7 +441,9 @@ def test_a_default_rloo_configuration_works() -> None:
     assert trained.objective.kl == KLPenalty(coef=usual)
     trained.train()
     (logged,) = (entry for entry in trained.state.log_history if "policy/kl_to_ref" in entry)
-    assert logged["policy/kl_to_ref"] == pytest.approx(0.0, abs=1e-9)  # the first step starts from the reference
+    assert logged["policy/kl_to_ref"] == pytest.approx(
+        0.0, abs=1e-9
+    )  # the first step starts from the reference
     own = Objective(estimator=RLOO(), kl=KLPenalty(coef=0.1))
     assert rloo(own).objective.kl == KLPenalty(coef=0.1)
     none = rloo("rloo", beta=0.0)
