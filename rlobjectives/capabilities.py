@@ -270,7 +270,7 @@ def _violations(needs: Capabilities, facts: TrainerFacts) -> Iterable[str]:
         yield (
             f"its importance ratio is taken against the distribution that sampled, but sampling is "
             f"cut ({cut}) and the log-probabilities are of the uncut one. Sample without the cut, or "
-            'give renormalised log-probabilities (behavior_logprobs = "sampled").'
+            "choose a loss without an importance ratio (Reinforce)."
         )
     yield from _replay_violations(needs, facts)
     if needs.forbids_normalize_advantages and facts.normalize_advantages:

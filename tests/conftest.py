@@ -33,10 +33,11 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "fuzz_long" not in str(config.getoption("markexpr")):
-        rest = [item for item in items if item.get_closest_marker("fuzz_long")]
-        config.hook.pytest_deselected(items=rest)
-        items[:] = [item for item in items if item not in rest]
+    if "long" not in str(config.getoption("markexpr")):
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item not in left_out]
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")

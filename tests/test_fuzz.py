@@ -1,6 +1,6 @@
 """Seeded nonsense through every door of the core: what fails, fails with an error of ours; what is accepted, makes sense.
 
-The short run is part of the suite; ``pytest -m fuzz_long tests/test_fuzz.py`` draws twenty times as much.
+The short run is part of the suite; ``pytest -m long tests/test_fuzz.py`` draws twenty times as much.
 """
 
 from __future__ import annotations
@@ -393,7 +393,7 @@ def test_every_failure_is_ours(target: Callable[..., None], count: int) -> None:
     fuzz(target, seed=1, count=count)
 
 
-@pytest.mark.fuzz_long
+@pytest.mark.long
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_every_failure_is_ours_at_length(target: Callable[..., None], seed: int) -> None:

@@ -1,10 +1,11 @@
-"""The wheel that users get: complete, typed, and working outside this tree."""
+"""The wheel that users get: complete, typed, and working outside this tree. The sdist: it tests itself."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -61,3 +62,34 @@ def test_works_outside_the_tree(wheel, tmp_path):
     where, objective = run(sys.executable, "-c", program, cwd=tmp_path, env=environment).splitlines()
     assert Path(where).is_relative_to(target)
     assert objective.startswith("Objective(")
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    run(sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(folder), cwd=ROOT)
+    (built,) = folder.glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        archive.extractall(folder / "unpacked", filter="data")
+    (found,) = (folder / "unpacked").iterdir()
+    return found
+
+
+def test_the_sdist_holds_what_is_tracked(unpacked):
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("this is no checkout")
+    there = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
+    tracked = {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
+    assert tracked - there == set()
+
+
+def test_the_sdist_tests_itself(unpacked):
+    """Some of its tests run from it, among them one that imports the benchmarks."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    where = (sys.executable, "-c", "import rlobjectives; print(rlobjectives.__file__)")
+    assert Path(run(*where, cwd=unpacked, env=environment).strip()).is_relative_to(unpacked)
+    some = ("tests/test_import_graph.py", "tests/test_metrics_table.py", "tests/packing/test_peers.py")
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *some)
+    passed = run(*command, cwd=unpacked, env=environment, timeout=280)
+    assert " passed" in passed and "failed" not in passed

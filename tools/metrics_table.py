@@ -1,4 +1,4 @@
-"""Write docs/metrics.md: every metric that any part declares, with its unit, scope and meaning.
+"""Write docs/metrics.md: every metric that any part declares or a host logs, with its unit, scope and meaning.
 
 `python tools/metrics_table.py` writes it; with `--check` it exits with 1 if the page is out of date.
 """
@@ -17,9 +17,13 @@ from rlobjectives import CapabilityError, Component, Metric
 from rlobjectives.estimators.advantage_metrics import ADVANTAGE_METRICS
 from rlobjectives.estimators.credit_metrics import CREDIT_METRICS
 from rlobjectives.estimators.diagnostics import REWARD_METRICS
+from rlobjectives.integrations.host_metrics import LIGHTNING_METRICS, TRL_METRICS, HostMetric
 from rlobjectives.integrations.snapshots import SNAPSHOT_METRICS
+from rlobjectives.losses import TokenTerm
 from rlobjectives.losses.kl import REFERENCE_METRICS
-from rlobjectives.objective import OBJECTIVE_METRICS
+from rlobjectives.objective import OBJECTIVE_METRICS, Objective
+from rlobjectives.statistics import Sum
+from rlobjectives.window.summary import WINDOW_METRICS
 
 PATH = Path(__file__).parent.parent / "docs" / "metrics.md"
 SCOPES = {
@@ -30,19 +34,24 @@ SCOPES = {
     "Minimum": "minimum over the window",
     "ExplainedVariance": "over all tokens of the window",
     "LogSum": "log-sum-exp over the window",
+    "EffectiveSize": "over all tokens of the window",
 }
 HEAD = """# Metrics
 
-Every metric is a mergeable statistic over the whole window: all micro-batches of one optimizer step on all ranks,
-weighted by what it counts and equal on all ranks. `tools/metrics_table.py` writes this table from the code.
-A name that ends in `/` or `_` is reported twice, with `mean` and `std` behind it.
+Every metric that an objective, Lightning or TRL logs; a test compares this page with what real runs log. `tools/metrics_table.py` writes
+it from the code.
+
+An objective's own metric is a mergeable statistic over the whole window: all micro-batches of one optimizer step on all ranks,
+weighted by what it counts and equal on all ranks. A name that ends in `/` or `_` is reported twice, with `mean` and `std` behind it;
+`<name>` stands for a reward's name, `<term>` for a field of the objective. A metric that nothing was measured for in a window is left out.
 
 Lightning and TRL put the windows of a log line together with `merge_reports`, which your own loop may use as well: means are
-weighted by what they counted, of extremes the most extreme stays.
+weighted by what they counted, of extremes the most extreme stays. Your own loop reports what `window.summarize` returns: the metrics
+of "every objective" and of its parts, and whatever else you hand to it as `extra`.
 
-Beside them `CausalLMPolicy` logs `rollout/accuracy`, and `val/accuracy`, `val/sampled/accuracy` and `test/accuracy`: the
-share of completions whose first reward reaches `accuracy_threshold`, among those scored. One that the reward could not
-score (None) counts neither as right nor as wrong.
+A completion that the first reward could not score (None) counts neither as right nor as wrong in `rollout/accuracy` and its like. Beside
+these a host logs its own: Lightning `epoch` and learning rates, TRL what it always logs
+([which of those change their meaning](coming_from_trl.md#metrics)).
 
 | metric | unit | scope | meaning | reported by |
 |---|---|---|---|---|
@@ -51,8 +60,9 @@ score (None) counts neither as right nor as wrong.
 
 def declared() -> Iterator[tuple[str, Mapping[str, Metric]]]:
     """Who reports which metrics."""
-    yield "every objective", OBJECTIVE_METRICS
+    yield "every objective", {**WINDOW_METRICS, **OBJECTIVE_METRICS}
     yield "every objective that reads the reference", REFERENCE_METRICS
+    yield "every objective with that term", {f"loss/{name}": metric for name, metric in _terms().items()}
     yield "`reward_metrics`", REWARD_METRICS
     yield "`PolicySnapshots`", SNAPSHOT_METRICS
     yield "`advantage_metrics`", ADVANTAGE_METRICS
@@ -67,6 +77,19 @@ def declared() -> Iterator[tuple[str, Mapping[str, Metric]]]:
         found = getattr(rlobjectives, name)
         if isinstance(found, type) and issubclass(found, Component) and dataclasses.is_dataclass(found):
             yield f"`{name}`", {**found.metrics, **_of_options(found)}
+
+
+def _terms() -> dict[str, Metric]:
+    """Shares of the loss, by the objective's fields that hold terms of their own."""
+    hints = typing.get_type_hints(Objective)
+    public = [getattr(rlobjectives, name) for name in rlobjectives.__all__]
+    terms = [kind for kind in public if isinstance(kind, type) and issubclass(kind, TokenTerm)]
+    found = {}
+    for one in dataclasses.fields(Objective):
+        kinds = tuple(kind for kind in typing.get_args(hints[one.name]) if isinstance(kind, type))
+        if any(issubclass(kind, kinds) for kind in terms):
+            found[one.name] = Metric(Sum, "loss", f"share of the objective's `{one.name}`")
+    return found
 
 
 def _of_options(kind: type[Component]) -> dict[str, Metric]:
@@ -94,10 +117,18 @@ def table() -> str:
         for name, metric in found.items():
             metrics.setdefault(name, metric)
             readers.setdefault(name, []).append(reader)
+    found = {
+        name: HostMetric(
+            metric.unit,
+            SCOPES.get(metric.kind.__name__, metric.kind.__name__),
+            metric.meaning,
+            ", ".join(readers[name]),
+        )
+        for name, metric in metrics.items()
+    }
     rows = [
-        f"| `{name}` | {metric.unit} | {SCOPES.get(metric.kind.__name__, metric.kind.__name__)} | {metric.meaning} "
-        f"| {', '.join(readers[name])} |\n"
-        for name, metric in sorted(metrics.items())
+        f"| `{name}` | {one.unit} | {one.scope} | {one.meaning} | {one.reader} |\n"
+        for name, one in sorted({**found, **LIGHTNING_METRICS, **TRL_METRICS}.items())
     ]
     return HEAD + "".join(rows)
 

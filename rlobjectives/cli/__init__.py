@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 
@@ -25,6 +24,8 @@ options:
 
 Any value of the file can be given on the command line as well, and wins:
   rlobjectives fit --config run.yaml --trainer.max_steps=100 --model.init_args.micro_batch_size=8
+
+What is wrong is said in one message; RLOBJECTIVES_DEBUG=1 in the environment shows the traceback as well.
 """
 
 
@@ -35,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What follows the program's name; by default that of this process.
 
     Returns:
-        The exit status: 0, or 2 when the command or its configuration is wrong.
+        The exit status: 0; 2 when the command or its configuration is wrong; 1 when this library found something wrong
+        in the run itself.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     command, rest = (given[0], given[1:]) if given else ("--help", [])
@@ -52,11 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return algorithms.run(rest)
     if command in ("fit", "validate", "test"):
-        missing = [name for name in ("lightning", "jsonargparse") if importlib.util.find_spec(name) is None]
-        if missing:
-            return _refuse(
-                f"`rlobjectives {command}` needs {' and '.join(missing)}: pip install 'rlobjectives[lightning]'"
-            )
+        from rlobjectives.integrations.extras import MissingExtraError, need
+
+        try:
+            need(f"`rlobjectives {command}`", "lightning")
+        except MissingExtraError as error:
+            return _refuse(str(error))
         from rlobjectives.cli import training
 
         return training.run(arguments)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import yaml
 from jsonargparse import get_loader, set_loader
 
 from rlobjectives.registry import ALGORITHMS
@@ -38,11 +39,13 @@ def parts_of(name: str) -> dict[str, Any]:
 def names_in_files() -> Iterator[None]:
     """Have configuration files spelled out while they are read."""
     plain = get_loader("yaml")
-    set_loader("yaml", lambda text: _spelled_out(plain(text)))
+    # Without these jsonargparse lets an error of the text through as it is, with a traceback.
+    errors = (yaml.YAMLError,)
+    set_loader("yaml", lambda text: _spelled_out(plain(text)), exceptions=errors)
     try:
         yield
     finally:
-        set_loader("yaml", plain)
+        set_loader("yaml", plain, exceptions=errors)
 
 
 def names_in_arguments(arguments: Sequence[str]) -> list[str]:
@@ -69,14 +72,19 @@ def names_in_arguments(arguments: Sequence[str]) -> list[str]:
     return found
 
 
-def _spelled_out(value: Any) -> Any:
+def _spelled_out(value: Any, around: tuple[int, ...] = ()) -> Any:
     """The same with a name in place of an objective's parts replaced by them; unknown names stay, to be refused."""
-    if isinstance(value, dict):
-        return {
-            key: parts_of(one) if key == "objective" and _is_name(one) else _spelled_out(one)
-            for key, one in value.items()
-        }
-    return [_spelled_out(one) for one in value] if isinstance(value, list) else value
+    if not isinstance(value, (dict, list)):
+        return value
+    if id(value) in around:
+        raise yaml.YAMLError("an alias (*name) stands inside its own anchor (&name), so the value never ends")
+    around = (*around, id(value))
+    if isinstance(value, list):
+        return [_spelled_out(one, around) for one in value]
+    return {
+        key: parts_of(one) if key == "objective" and _is_name(one) else _spelled_out(one, around)
+        for key, one in value.items()
+    }
 
 
 def _is_name(value: object) -> bool:

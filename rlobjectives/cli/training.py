@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import sys
+import typing
 import zipfile
-from argparse import ArgumentError
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import rlobjectives.integrations.lightning as integration
-from rlobjectives.cli.messages import readable
+from rlobjectives.cli.failures import ConfigurationError, one_message, reported
 from rlobjectives.cli.named import names_in_arguments, names_in_files
-from rlobjectives.errors import CapabilityError, RLObjectivesError
+from rlobjectives.errors import CapabilityError
 
 __all__ = ["ConfigurationError", "ObjectiveCLI", "run"]
 
 _SUBPARSERS = {command: {"exit_on_error": False} for command in ("fit", "validate", "test")}
-
-
-class ConfigurationError(RLObjectivesError, ValueError):
-    """The configuration of a run is wrong; nothing was started."""
 
 
 class ObjectiveCLI(LightningCLI):
@@ -39,14 +34,12 @@ class ObjectiveCLI(LightningCLI):
         """Read the configuration; what is wrong with it becomes one sentence."""
         given = sys.argv[1:] if args is None else list(args)
         spelled_out = names_in_arguments(given)
-        try:
-            with names_in_files():
-                super().parse_arguments(parser, args if spelled_out == given else spelled_out)
-        except ArgumentError as error:
-            raise ConfigurationError(readable(str(error))) from error
-        # Already here: the next thing LightningCLI does is to look into the checkpoint.
+        with one_message(), names_in_files():
+            super().parse_arguments(parser, args if spelled_out == given else spelled_out)
+        # Already here: the next thing LightningCLI does is to look into the checkpoint, and to seed.
         options = self.config.get(self.config.get("subcommand"))
         check_checkpoint(options and options.get("ckpt_path"))
+        check_run_seed(options and options.get("seed_everything"))
 
     def before_instantiate_classes(self) -> None:
         """Check what can be checked before a model is loaded."""
@@ -54,22 +47,17 @@ class ObjectiveCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build model, data and trainer; a part that refuses its options speaks for itself."""
-        try:
+        with one_message():
             super().instantiate_classes()
-        except Exception as error:
-            # jsonargparse raises errors of its own from those of a constructor.
-            for cause in _chain(error):
-                if isinstance(cause, (RLObjectivesError, MisconfigurationException, OSError)):
-                    raise ConfigurationError(str(cause)) from error
-            raise
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """Choose the strategy that this machine can run."""
         options = self.config_init[self.subcommand]["trainer"]
-        strategy = integration.resolve_strategy(
-            options.get("strategy", "auto"), str(options.get("accelerator", "auto"))
-        )
-        return super().instantiate_trainer(**{"strategy": strategy, **kwargs})
+        with one_message("trainer"):
+            strategy = integration.resolve_strategy(
+                options.get("strategy", "auto"), str(options.get("accelerator", "auto"))
+            )
+            return super().instantiate_trainer(**{"strategy": strategy, **kwargs})
 
     def before_fit(self) -> None:
         """Compare objective, model and data before any process is launched."""
@@ -81,8 +69,17 @@ def check_trainer_options(options: Any) -> None:
     """Refuse trainer options that contradict manual optimization.
 
     Raises:
-        CapabilityError: Saying which option replaces them.
+        CapabilityError: Saying which option replaces them; or that they are no options at all.
     """
+    if not hasattr(options, "get"):
+        raise CapabilityError(
+            f"trainer is {options!r}; expected options by their names, as {{max_steps: 100}}."
+        )
+    for name, hint in typing.get_type_hints(Trainer.__init__).items():
+        if name in options and options[name] is None and type(None) not in typing.get_args(hint):
+            raise CapabilityError(
+                f"trainer.{name} is null, which is no value of it. Leave it out for the default."
+            )
     if options.get("gradient_clip_val"):
         raise CapabilityError(
             f"trainer.gradient_clip_val is {options['gradient_clip_val']}, which does not act here. Give "
@@ -108,6 +105,16 @@ def check_checkpoint(path: Any) -> None:
         )
 
 
+def check_run_seed(seed: Any) -> None:
+    """Refuse a seed that Lightning's generators cannot take.
+
+    Raises:
+        CapabilityError: With the range.
+    """
+    if seed is not None and not isinstance(seed, bool) and not 0 <= seed < 2**32:
+        raise CapabilityError(f"seed_everything is {seed}; expected an integer from 0 to 4294967295.")
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Parse, check, and run the command.
 
@@ -115,10 +122,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         arguments: The command and its options; by default those of this process.
 
     Returns:
-        0, or 2 when the configuration is wrong; then one message has been printed and nothing was trained.
+        0; or 2 when the configuration is wrong, or 1 when this library found something wrong in the run (a NaN that
+        counts, ranks that disagree): then one message has been printed. ``RLOBJECTIVES_DEBUG=1`` shows the traceback.
 
     Raises:
-        Exception: Whatever goes wrong in training itself, with its traceback.
+        Exception: Whatever else goes wrong in training, with its traceback.
     """
     # The functions and classes that a configuration names usually lie beside it; `python -m` would find them too.
     folder = str(Path.cwd())
@@ -137,13 +145,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
             parser_kwargs={"prog": "rlobjectives", "exit_on_error": False, **_SUBPARSERS},
             args=None if arguments is None else list(arguments),
         )
-    except (CapabilityError, ConfigurationError, MisconfigurationException) as error:
-        print(f"rlobjectives: error: {error}", file=sys.stderr)
-        return 2
+    except Exception as error:
+        status = reported(error)
+        if status is None:
+            raise
+        return status
     return 0
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

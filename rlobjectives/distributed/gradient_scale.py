@@ -18,9 +18,13 @@ class GradientScale:
     A window loss is a partial *sum* that is already divided by the window. Backends average gradients
     over ranks and often divide by the accumulation steps as well; both must be undone, exactly once.
 
+    ``Accelerator(gradient_accumulation_steps=2)`` is such a backend: its ``backward`` divides every loss by 2, so
+    without ``accumulation_divisor=2`` the gradient is half of what it should be.
+
     Args:
         averaged_ranks: Ranks over which the backend *averages* gradients (1 if it sums or is alone).
-        accumulation_divisor: What else it divides each micro-batch's loss by.
+        accumulation_divisor: What else it divides each micro-batch's loss by: accelerate's
+            ``gradient_accumulation_steps``, DeepSpeed's where its engine scales by it; 1 where nothing does.
 
     Source:
         Factors measured on Lightning 2.6, DeepSpeed 0.19 and accelerate 1.15: W under manual

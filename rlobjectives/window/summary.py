@@ -10,18 +10,26 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rlobjectives.component import Metric
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.distributed.synchronize import Fault, exchange
 from rlobjectives.errors import WindowError
-from rlobjectives.statistics import Mean, Stat, fold
+from rlobjectives.statistics import Mean, Stat, Sum, fold
 from rlobjectives.window.micro_batches import collect
 from rlobjectives.window.reports import Report
 
 if TYPE_CHECKING:
     from rlobjectives.objective import Objective
 
-__all__ = ["ObjectiveOutput", "summarize"]
+__all__ = ["WINDOW_METRICS", "ObjectiveOutput", "summarize"]
 
+WINDOW_METRICS = {
+    "window/tokens": Metric(Sum, "tokens", "tokens that counted"),
+    "window/sequences": Metric(
+        Sum, "sequences", "sequences that counted, also those without a counted token"
+    ),
+}
+"""What every summary starts with."""
 _SEEN = "window/seen"
 
 
@@ -71,7 +79,7 @@ def summarize(
             collected[_SEEN].append(Mean(torch.stack([output.tokens, torch.ones_like(output.tokens)])))
             for name, found in output.faults.items():
                 fault.counts[position, name] = found
-        if taken := set(extra) & {*collected, "window/tokens", "window/sequences"}:
+        if taken := set(extra) & {*collected, *WINDOW_METRICS}:
             raise WindowError(
                 f"extra holds {sorted(taken)}, which the objective reports itself. Rename them."
             )
@@ -80,7 +88,7 @@ def summarize(
     merged = {name: fold(kind, collected[name], device) for name, kind in kinds.items()}
     result = exchange(merged, communicator, fault=fault).statistics
     _check_seen(result.pop(_SEEN), counts["tokens"])
-    labels = ["window/tokens", "window/sequences"]
+    labels = [*WINDOW_METRICS]
     numbers = [counts["tokens"], counts["sequences"]]
     measured = [torch.ones_like(number, dtype=torch.bool) for number in numbers]
     weights = [torch.full_like(number, torch.nan) for number in numbers]

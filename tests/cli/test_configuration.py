@@ -161,4 +161,4 @@ def test_algorithms_needs_torch_alone_and_fit_says_what_to_install():
         check=False,
     )
     assert refused.returncode == 2
-    assert "pip install 'rlobjectives[lightning]'" in refused.stderr
+    assert 'pip install "rlobjectives[lightning]"' in refused.stderr

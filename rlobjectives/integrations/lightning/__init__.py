@@ -1,5 +1,10 @@
 """Lightning: train any policy module with an objective, on one process, DDP, DeepSpeed ZeRO or FSDP2."""
 
+from rlobjectives.integrations.extras import need
+
+# Before anything of Lightning is imported, so that a missing package names the extra that brings it.
+need("rlobjectives.integrations.lightning", "lightning", "lightning", "transformers", "numpy")
+
 from rlobjectives.integrations.lightning.actor_critic import CausalLMActorCritic
 from rlobjectives.integrations.lightning.callbacks import (
     ExportModel,

@@ -85,7 +85,8 @@ class PromptDataModule(LightningDataModule):
         ):
             check_positive_int(name, count)
         check_seed(seed)
-        for name, source in (("dataset", dataset), ("val_dataset", val_dataset)):
+        sources = {"dataset": dataset, "val_dataset": val_dataset, "test_dataset": test_dataset}
+        for name, source in sources.items():
             if isinstance(source, str) and not source.strip():
                 raise CapabilityError(
                     f"{name} is empty; expected a file, a dataset's name, a dotted path to a function, or rows."

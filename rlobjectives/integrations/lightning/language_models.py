@@ -62,7 +62,14 @@ def build_model(
             if gguf_file is not None:
                 options["gguf_file"] = gguf_file
             return _loaded(AutoModelForCausalLM, model_name_or_path, options)
-        return AutoModelForCausalLM.from_config(fresh_config(model_config or {}), **options)
+        config = fresh_config(model_config or {})
+        try:
+            return AutoModelForCausalLM.from_config(config, **options)
+        except (TypeError, ValueError) as error:
+            raise CapabilityError(
+                f"No model can be made from model_config {dict(model_config or {})} and model_options "
+                f"{dict(model_options or {})}: {error}"
+            ) from error
 
 
 def build_tokenizer(name_or_path: str, *, gguf_file: str | None = None) -> Any:
@@ -93,6 +100,11 @@ def _loaded(kind: Any, name_or_path: str, options: Mapping[str, Any]) -> Any:
         raise CapabilityError(
             f"Cannot load {name_or_path!r} with {kind.__name__}: {error} Give a folder made by save_pretrained, "
             "or a model's name on the hub."
+        ) from error
+    except (TypeError, ValueError) as error:
+        shown = ", ".join(f"{name} = {value!r}" for name, value in options.items())
+        raise CapabilityError(
+            f"Cannot load {name_or_path!r} with {kind.__name__} and {shown or 'no options'}: {error}"
         ) from error
 
 
@@ -150,9 +162,19 @@ def encode_prompts(tokenizer: Any, prompts: list[Any], *, max_tokens: int | None
 def _encode(tokenizer: Any, prompt: Any) -> list[int]:
     if isinstance(prompt, str):
         return list(tokenizer(prompt)["input_ids"])
-    if isinstance(prompt, list) and all(isinstance(turn, dict) and "role" in turn for turn in prompt):
+    if (
+        isinstance(prompt, list)
+        and prompt
+        and all(isinstance(turn, dict) and "role" in turn for turn in prompt)
+    ):
+        if not getattr(tokenizer, "chat_template", None):
+            raise CapabilityError(
+                "A prompt is a list of chat messages, and the tokenizer has no chat template. Set tokenizer.chat_template, or "
+                "give prompts as strings."
+            )
         text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    shown = "an empty list" if prompt == [] else f"a {type(prompt).__name__}"
     raise CapabilityError(
-        f"A prompt is a {type(prompt).__name__}; expected a string, or a list of messages with role and content."
+        f"A prompt is {shown}; expected a string, or a list of messages with role and content."
     )

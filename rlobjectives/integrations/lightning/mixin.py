@@ -39,7 +39,7 @@ class ObjectiveMixin(_Base):
 
     One ``training_step`` is one rollout and all optimizer steps on it::
 
-        rollout(batch) → estimate → for each epoch and window: open the window (one collective)
+        rollout(batch) → estimate → for each epoch and window: open the window (one collective, more with a pre-pass)
             → for each micro-batch: score, loss, backward → clip, optimizer and scheduler step
 
     A module supplies two hooks and an optimizer:

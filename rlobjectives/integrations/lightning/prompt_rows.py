@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,10 +12,14 @@ from typing import Any
 from rlobjectives.errors import CapabilityError, MissingColumnError
 from rlobjectives.integrations.lightning.dotted import import_object
 
-__all__ = ["PromptSource", "fingerprint", "load_rows"]
+__all__ = ["MissingFileError", "PromptSource", "fingerprint", "load_rows"]
 
 PromptSource = str | Sequence[Mapping[str, Any]] | Callable[..., Iterable[Mapping[str, Any]]]
 """A path, a name, rows, or a function that returns rows."""
+
+
+class MissingFileError(CapabilityError, FileNotFoundError):
+    """A file of prompts is not there."""
 
 
 def load_rows(
@@ -33,8 +38,9 @@ def load_rows(
         The rows, as dictionaries with the same keys.
 
     Raises:
-        FileNotFoundError: If a file is not there.
-        CapabilityError: If there are no rows, a row is not an object, or a file is not UTF-8 or not JSON.
+        MissingFileError: If a file is not there; also a `FileNotFoundError`.
+        CapabilityError: If there are no rows, a row is not an object, or a file is not UTF-8 or not JSON; or if there
+            are options and nothing that takes them.
         MissingColumnError: If rows differ in their columns, or have no prompt.
     """
     name = source if isinstance(source, str) else getattr(source, "__name__", type(source).__name__)
@@ -86,22 +92,46 @@ def _row(row: object, position: int, name: str) -> dict[str, Any]:
 
 def _read(source: PromptSource, split: str, options: Mapping[str, Any]) -> Iterable[object]:
     if callable(source):
-        return source(**options)
-    if not isinstance(source, str):
+        return _called(source, getattr(source, "__name__", type(source).__name__), options)
+    path = Path(source) if isinstance(source, str) else None
+    if options and (path is None or path.suffix in (".jsonl", ".json")):
+        raise CapabilityError(
+            f"dataset_options is {dict(options)!r}, but {'rows' if path is None else 'a JSON file'} takes no options. Leave "
+            "it out, or give a function or a dataset of the `datasets` library."
+        )
+    if not isinstance(source, str) or path is None:
         return source
-    path = Path(source)
     if path.suffix in (".jsonl", ".json"):
         return _read_json(path)
     dotted = ":" in source or ("." in source and "/" not in source and not path.exists())
     if dotted:
-        found: Iterable[object] = import_object(source, "dataset")(**options)
-        return found
+        return _called(import_object(source, "dataset"), source, options)
     return _read_hugging_face(source, split, options)
+
+
+def _called(function: Any, name: str, options: Mapping[str, Any]) -> Iterable[object]:
+    """Rows of a function; one that cannot be called like that is refused before it runs."""
+    if not callable(function):
+        raise CapabilityError(
+            f"dataset {name!r} is a {type(function).__name__}; expected a function that returns rows."
+        )
+    try:
+        inspect.signature(function).bind(**options)
+    except TypeError as error:
+        raise CapabilityError(
+            f"dataset {name!r} cannot be called with dataset_options {dict(options)}: {error}."
+        ) from error
+    except ValueError:  # some compiled functions do not tell
+        pass
+    found: object = function(**options)
+    if not isinstance(found, Iterable):
+        raise CapabilityError(f"dataset {name!r} returned a {type(found).__name__}; expected rows.")
+    return found
 
 
 def _read_json(path: Path) -> Iterable[object]:
     if not path.is_file():
-        raise FileNotFoundError(f"dataset {str(path)!r} is not a file (working directory: {Path.cwd()}).")
+        raise MissingFileError(f"dataset {str(path)!r} is not a file (working directory: {Path.cwd()}).")
     try:
         text = path.read_text(encoding="utf-8-sig")  # some editors put a byte-order mark before UTF-8
     except UnicodeDecodeError as error:

@@ -115,6 +115,10 @@ def _check_function(function: Any, given: object) -> None:
         raise CapabilityError(
             f"reward {given!r} is a class; expected a function, or an object of the class that can be called."
         )
+    if getattr(function, "__module__", None) == "builtins":
+        raise CapabilityError(
+            f"reward {given!r} is one of Python's own functions; expected a reward function."
+        )
     if inspect.iscoroutinefunction(function):
         raise CapabilityError(
             f"reward {given!r} is asynchronous; expected an ordinary function (asyncio.run inside it can wait)."
@@ -125,7 +129,7 @@ def _check_function(function: Any, given: object) -> None:
         raise CapabilityError(
             f"reward {given!r} cannot be called as reward(prompts, completions, **columns): {error}."
         ) from error
-    except ValueError:  # built-in functions do not tell
+    except ValueError:  # some compiled functions do not tell
         return
 
 

@@ -22,6 +22,8 @@ from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy, StrategyRegistry
 
+from rlobjectives.integrations.extras import need
+
 __all__ = ["DeepSpeedCPUStrategy", "load_shared_memory_op", "resolve_strategy"]
 
 _LONGEST_BUILD_SECONDS = 900.0
@@ -42,6 +44,7 @@ class DeepSpeedCPUStrategy(DeepSpeedStrategy):
         **kwargs: Further arguments of `DeepSpeedStrategy`.
 
     Raises:
+        MissingExtraError: If DeepSpeed is not installed.
         MisconfigurationException: At set-up, if the trainer's accelerator is not a CPU.
 
     Example:
@@ -54,6 +57,7 @@ class DeepSpeedCPUStrategy(DeepSpeedStrategy):
     strategy_name = "deepspeed_cpu"
 
     def __init__(self, stage: int = 3, **kwargs: Any) -> None:
+        need("DeepSpeedCPUStrategy", "deepspeed")
         # DeepSpeed picks its device once, at import, by looking for GPU libraries.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         super().__init__(stage=stage, **kwargs)
@@ -119,6 +123,7 @@ def resolve_strategy(strategy: str | Strategy, accelerator: str) -> str | Strate
         CPU; `strategy` unchanged in every other case.
 
     Raises:
+        MissingExtraError: If it is one of DeepSpeed's and that is not installed.
         MisconfigurationException: If an offloading strategy is asked for on a CPU, where there is nothing to
             offload.
 
@@ -128,6 +133,8 @@ def resolve_strategy(strategy: str | Strategy, accelerator: str) -> str | Strate
         >>> resolve_strategy("ddp", "cpu")
         'ddp'
     """
+    if isinstance(strategy, str) and strategy.startswith("deepspeed"):
+        need(f"strategy {strategy!r}", "deepspeed")
     on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.accelerator.is_available())
     if not on_cpu or not isinstance(strategy, str) or not strategy.startswith("deepspeed"):
         return strategy

@@ -12,6 +12,7 @@ from rlobjectives.objective import Objective
 
 __all__ = [
     "altered_sampling",
+    "cut_sampling",
     "inherited_sampling",
     "is_stale",
     "trainer_facts",
@@ -100,6 +101,16 @@ def altered_sampling(config: Any) -> str | None:
     return ", ".join(found) or None
 
 
+def cut_sampling(config: Any) -> dict[str, Any]:
+    """What cuts the sampled distribution: ``top_p``, ``top_k`` and ``min_p``, overrides in ``generation_kwargs`` included.
+
+    Args:
+        config: `GRPOConfig` or `RLOOConfig`.
+    """
+    kwargs = config.generation_kwargs or {}
+    return {name: kwargs.get(name, getattr(config, name, None)) for name in ("top_p", "top_k", "min_p")}
+
+
 def inherited_sampling(generation_config: Any, config: Any, *, none_is_open: bool = True) -> str | None:
     """The settings of a model's own generation that ``generate`` takes up because TRL's leaves them open, in words.
 
@@ -134,7 +145,6 @@ def trainer_facts(
     num_rewards: int | None,
     has_sampler: bool = False,
     has_teacher: bool = False,
-    has_reference: bool = True,
 ) -> TrainerFacts:
     """The facts, from the configuration alone.
 
@@ -143,10 +153,10 @@ def trainer_facts(
         num_rewards: Reward functions; None if an environment may add some.
         has_sampler: vLLM or a user's ``rollout_func`` samples, and its log-probabilities are handed out.
         has_teacher: There is a ``rollout_func``, which may return a teacher's log-probabilities.
-        has_reference: The trainer hands out reference log-probabilities.
     """
     rows = getattr(config, "train_batch_size", config.per_device_train_batch_size)  # of a process
-    sampling = {**vars(config), **(config.generation_kwargs or {})}
+    # Without a sampler that says what it drew from, `violations` refuses a cut in TRL's own words.
+    sampling = cut_sampling(config) if has_sampler else {}
     return TrainerFacts(
         num_generations=config.num_generations,
         num_rewards=num_rewards,
@@ -157,13 +167,13 @@ def trainer_facts(
         ),
         max_staleness=0,
         temperature=config.temperature,
-        top_p=sampling["top_p"],
-        top_k=sampling["top_k"],
-        min_p=sampling["min_p"],
+        top_p=sampling.get("top_p"),
+        top_k=sampling.get("top_k"),
+        min_p=sampling.get("min_p"),
         behavior_logprobs="sampled" if has_sampler else "untruncated",
         normalize_advantages=False,
         has_critic=False,
-        has_reference=has_reference,
+        has_reference=True,
         has_teacher=has_teacher,
         can_prepass=True,
         context_parallel_size=1,
@@ -202,6 +212,13 @@ def violations(
             f"{config.temperature}: every ratio would be wrong. Set temperature= itself."
         )
     needs, altered = objective.capabilities, altered_sampling(config)
+    cut = TrainerFacts(**cut_sampling(config)).truncation()
+    if needs.requires_sampled_distribution and cut and not has_sampler:
+        yield (
+            f"sampling is cut ({cut}), and its importance ratio needs the log-probabilities of the distribution that "
+            "sampled. Leave that out (top_p=1.0, top_k=0, min_p=None), let a sampler return those log-probabilities "
+            "(use_vllm, or a rollout_func that returns logprobs), or choose an objective without a ratio (reinforce)."
+        )
     if needs.requires_sampled_distribution and altered and not has_sampler:
         yield (
             f"{altered}: samples come from another distribution than the log-probabilities are taken from, and its "

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rlobjectives.integrations.trl.agreement import AGREEING, agrees
+from rlobjectives.objective import Objective
+
 __all__ = ["OPTIONS", "Option", "markdown", "option_violations"]
 
 Fate = Literal["kept", "read", "carried over", "replaced"]
@@ -19,7 +22,8 @@ class Option:
     Attributes:
         fate: ``"kept"``: TRL does with it what it always did. ``"read"``: the adapter reads it too.
             ``"carried over"``: it fills what the objective leaves open, and may not contradict it.
-            ``"replaced"``: the objective says this now; any value but TRL's default is refused.
+            ``"replaced"``: the objective says this now; a value that is neither TRL's default nor what the objective
+            does anyway is refused.
         note: What to write instead, or what is worth knowing.
     """
 
@@ -109,7 +113,8 @@ OPTIONS: dict[str, Option] = {
         "Becomes `KLPenalty(coef=beta)` when the objective has no `kl`; a `kl` of the objective makes TRL build the "
         "reference model (by the `beta` of the trainer's own copy of the configuration; yours stays as it is). Two "
         "different numbers are refused, and so is one beside an estimator that charges the divergence in the rewards "
-        "(`kl_coef` of `reinforce_pp`).",
+        "(`kl_coef` of `reinforce_pp`). `RLOOTrainer` subtracts that divergence from the reward; here it is in the loss, "
+        "and a warning says so.",
     ),
     "use_bias_correction_kl": Option(
         "read",
@@ -240,12 +245,19 @@ def stock_defaults(config: Any) -> dict[str, Any]:
     return found
 
 
-def option_violations(config: Any) -> Iterable[str]:
-    """One sentence for each option that would be ignored, naming what replaces it."""
+def option_violations(config: Any, objective: Objective | None = None) -> Iterable[str]:
+    """One sentence for each option that would be ignored, naming what replaces it.
+
+    Args:
+        config: The trainer's configuration.
+        objective: An option that says what it does anyway is accepted.
+    """
     defaults = stock_defaults(config)
     for name, option in OPTIONS.items():
         value = getattr(config, name, None)
-        if option.fate == "replaced" and name in defaults and value != defaults[name]:
+        if option.fate != "replaced" or name not in defaults or value == defaults[name]:
+            continue
+        if objective is None or not agrees(name, value, objective, config):
             yield f"{name} = {value!r} would have no effect. Its place is taken by {option.note}."
 
 
@@ -253,6 +265,10 @@ def markdown() -> str:
     """The table of the docs page."""
     rows = ["| option | | what becomes of it |", "|---|---|---|"]
     for name, option in {**OPTIONS, **INHERITED}.items():
-        note = f"Refused unless default; write {option.note}." if option.fate == "replaced" else option.note
+        note = (
+            f"Refused unless default{' or in agreement' if name in AGREEING else ''}; write {option.note}."
+            if option.fate == "replaced"
+            else option.note
+        )
         rows.append(f"| `{name}` | {option.fate} | {note} |")
     return "\n".join(rows)

@@ -48,6 +48,7 @@ class SamplingMixin(Host):
     max_resamples: Any = None
     _generates: bool = True  # by the model's own `generate`
     _tool_mask: list[list[int]] | None = None  # of the completions that TRL has just made
+    _keeps_reference: bool = False  # TRL's trainer does not hand out the reference's log-probabilities
     _sampler_must_say: str = ""  # why the sampler's log-probabilities may not be left out
 
     def _begin_sampling(self) -> None:
@@ -83,7 +84,7 @@ class SamplingMixin(Host):
         Raises:
             CapabilityError: If a subclass makes one without this class.
         """
-        before, own = self._calculate_rewards, "_calculate_rewards" in vars(self)
+        before = self._calculate_rewards
         self._seen = False
 
         def kept(*args: Any, **kwargs: Any) -> Tensor:
@@ -95,14 +96,38 @@ class SamplingMixin(Host):
                 )
             return self._rewards
 
-        self._calculate_rewards = kept  # type: ignore[method-assign]
+        with self._replaced("_calculate_rewards", kept):
+            yield
+
+    @contextmanager
+    def _watch_reference(self) -> Iterator[list[Tensor]]:
+        """Keep the log-probabilities of TRL's passes over its completions: the old policy's, then the reference's."""
+        passes: list[Tensor] = []
+        if not self._keeps_reference:
+            yield passes
+            return
+        before = self._get_per_token_logps_and_entropies
+
+        def kept(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+            found = before(*args, **kwargs)
+            passes.append(found[0])
+            return found
+
+        with self._replaced("_get_per_token_logps_and_entropies", kept):
+            yield passes
+
+    @contextmanager
+    def _replaced(self, name: str, method: Any) -> Iterator[None]:
+        """Another method in place of this object's own, for a while."""
+        own = vars(self).get(name)
+        setattr(self, name, method)
         try:
             yield
         finally:
-            if own:
-                self._calculate_rewards = before  # type: ignore[method-assign]
+            if own is None:
+                delattr(self, name)
             else:
-                del self._calculate_rewards
+                setattr(self, name, own)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         """TRL's generation batch with our estimate in place of its advantages."""
@@ -129,8 +154,15 @@ class SamplingMixin(Host):
         return output
 
     def _sample(self, inputs: Any, mode: str) -> tuple[dict[str, Any], Scored]:
-        with self._watch_rewards():
+        with self._watch_rewards(), self._watch_reference() as passes:
             output = super()._generate_and_score_completions(inputs)
+        if self._keeps_reference and self.args.beta:
+            if len(passes) != 2:
+                raise CapabilityError(
+                    f"{type(self).__name__} made {len(passes)} passes over its completions; expected the old policy's and "
+                    "the reference's. Use ObjectiveGRPOTrainer, which hands both out."
+                )
+            output["ref_per_token_logps"] = passes[1]
         if self._sampler_must_say:
             raise_together(self._silent_sampler(output))
         group_size = self.num_generations if mode == "train" else self.num_generations_eval

@@ -65,29 +65,21 @@ def as_objective(value: ObjectiveLike, config: Any = None) -> Objective:
     return Objective(estimator=value)  # type: ignore[arg-type]  # Objective wraps a plain function
 
 
-def carry_over(
-    objective: Objective, config: Any, *, has_reference: bool = True
-) -> tuple[Objective, list[str]]:
+def carry_over(objective: Objective, config: Any, *, usual_beta: float = 0.0) -> tuple[Objective, list[str]]:
     """Fill what the objective leaves open from TRL's options: ``beta`` becomes a `KLPenalty`, ``reward_weights``
     the estimator's weights.
 
     Args:
         objective: What the user asked for.
         config: The trainer's configuration; its ``beta`` and ``reward_weights`` may be set.
-        has_reference: Whether the trainer hands out reference log-probabilities.
+        usual_beta: TRL's default, which contradicts no ``kl`` of the objective.
 
     Returns:
         The objective, and a sentence for each contradiction.
     """
     found: list[str] = []
     beta = getattr(config, "beta", 0.0)
-    if not has_reference:
-        if beta:
-            found.append(
-                f"beta = {beta} would subtract a KL from the reward, and the objective's estimator reads rewards "
-                "before that. Set beta=0.0 and use GRPOTrainer for a KL penalty in the loss."
-            )
-    elif beta and objective.estimator.reward_kl_coef:
+    if beta and objective.estimator.reward_kl_coef:
         found.append(
             f"beta = {beta} would charge the divergence from the reference policy in the loss, and "
             f"{type(objective.estimator).__name__} charges it in the rewards already (kl_coef = "
@@ -98,9 +90,9 @@ def carry_over(
         objective = dataclasses.replace(
             objective, kl=KLPenalty(coef=float(beta), estimator="ratio_k3" if ratio else "k3")
         )
-    elif beta and objective.kl is not None and float(beta) != objective.kl.coef:
+    elif beta not in (0.0, usual_beta) and objective.kl is not None and float(beta) != objective.kl.coef:
         found.append(
-            f"beta = {beta} contradicts the objective's kl ({objective.kl}). Leave beta at 0.0; its coef is used."
+            f"beta = {beta} contradicts the objective's kl ({objective.kl}). Leave beta out; its coef is used."
         )
     weights = getattr(config, "reward_weights", None)
     if weights is not None:

@@ -74,41 +74,43 @@ def own_parameters(kind: type) -> list[str]:
 class SetupMixin(SamplingMixin):
     """Settles the objective with the configuration, and refuses what would be ignored or cannot be had."""
 
-    @property
-    def _has_reference(self) -> bool:
-        """Whether the trainer hands out reference log-probabilities; RLOOTrainer keeps them to itself."""
-        return not isinstance(self, RLOOTrainer)
-
     def _settle(self, chosen: ObjectiveLike, config: Any, given: dict[str, Any]) -> None:
         expected, tail = GRPOConfig, ""
-        if not self._has_reference:
+        self._keeps_reference = rloo = isinstance(self, RLOOTrainer)
+        if rloo:
             expected, tail = RLOOConfig, " ObjectiveConfig goes with ObjectiveGRPOTrainer, also for rloo."
         if not isinstance(config, expected):
             raise CapabilityError(
                 f"args is a {type(config).__name__}; {type(self).__name__} reads a {expected.__name__}.{tail}"
             )
-        objective, found = carry_over(as_objective(chosen, config), config, has_reference=self._has_reference)
+        defaults = stock_defaults(config)
+        asked = as_objective(chosen, config)
+        objective, found = carry_over(asked, config, usual_beta=defaults["beta"])
+        if rloo and asked.kl is None and objective.kl is not None:
+            warnings.warn(
+                f"beta = {config.beta} becomes the objective's {objective.kl}, in the loss; RLOOTrainer alone subtracts the "
+                "divergence from the reward. Give the objective a kl, or set beta=0.0 for none.",
+                stacklevel=4,
+            )
         self.dynamic_sampling, self.max_resamples = settle_sampling(type(self), config)
         functions = given.get("reward_funcs")
         count = len(functions) if isinstance(functions, (list, tuple)) else int(functions is not None)
         own_sampler = given.get("rollout_func") is not None
-        # RLOOTrainer keeps those of a sampler to itself, too.
-        has_sampler = (config.use_vllm or own_sampler) and self._has_reference
+        # RLOOTrainer keeps those of a sampler to itself.
+        has_sampler = (config.use_vllm or own_sampler) and not rloo
         facts = trainer_facts(
             config,
             num_rewards=None if given.get("environment_factory") is not None else count,
             has_sampler=has_sampler,
             has_teacher=own_sampler,
-            has_reference=self._has_reference,
         )
         own = [sentence for part in objective.parts().values() for sentence in part.violations(facts)]
-        found += [*option_violations(config), *own]
-        defaults = stock_defaults(config)
+        found += [*option_violations(config, objective), *own]
         found += violations(
             objective,
             config,
             liger_loss=hasattr(type(self), "compute_liger_loss"),
-            entropy_gradient="entropy_coef" in defaults or not self._has_reference,
+            entropy_gradient="entropy_coef" in defaults or rloo,
             has_sampler=has_sampler,
             dynamic_sampling=self.dynamic_sampling,
             defaults=defaults,

@@ -17,9 +17,10 @@ class ObjectiveGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
 
 
 class ObjectiveRLOOTrainer(ObjectiveMixin, RLOOTrainer):  # type: ignore[misc]
-    """`RLOOTrainer` with any objective that needs no reference policy.
+    """`RLOOTrainer` with any objective that reads no sampler's log-probabilities.
 
-    It hands out neither reference nor per-token old log-probabilities, so the latter are computed once more when
+    Its ``beta`` (0.05 by default) becomes the objective's `KLPenalty`, in the loss; `RLOOTrainer` alone subtracts the
+    divergence from the reward. It hands out no per-token old log-probabilities, so they are computed once more when
     the window is not aligned with generation. `ObjectiveGRPOTrainer` with ``objective="rloo"`` trains the same and
     does not.
     """

@@ -6,6 +6,7 @@ import re
 from importlib import metadata
 
 from rlobjectives.errors import RLObjectivesError
+from rlobjectives.integrations.extras import need
 
 __all__ = [
     "BROKEN",
@@ -29,21 +30,17 @@ RANGE = "trl>=1.0,!=1.15.0,<1.17"
 
 
 class UnsupportedVersionError(RLObjectivesError, ImportError):
-    """The installed TRL is missing, too old, too new, or known to be broken."""
+    """The installed TRL is too old, too new, or known to be broken."""
 
 
 def installed_version() -> str:
     """Version of the installed TRL.
 
     Raises:
-        UnsupportedVersionError: If it is not installed.
+        MissingExtraError: If it is not installed.
     """
-    try:
-        return metadata.version("trl")
-    except metadata.PackageNotFoundError as error:
-        raise UnsupportedVersionError(
-            "rlobjectives.integrations.trl needs TRL, which is not installed. Run: pip install 'rlobjectives[trl]'."
-        ) from error
+    need("rlobjectives.integrations.trl", "trl", "trl")
+    return metadata.version("trl")
 
 
 def check_version(version: str) -> None:

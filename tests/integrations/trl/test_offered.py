@@ -366,3 +366,30 @@ def test_what_else_a_model_reads_is_passed_on() -> None:
     del Wrapped._full_logits_logps
     with pytest.raises(CapabilityError, match="takes any keyword"):
         forward(Wrapped(), None, inputs, entropy=False)
+
+
+@pytest.mark.parametrize("name", ["luspo", "dr_grpo"])
+def test_the_factor_between_the_two_entropy_bonuses(name: str) -> None:
+    """TRL's is a mean per token; ours is weighted by the reduction: times tokens per completion, or that over a budget."""
+    needs("entropy_coef")
+    usual = {"max_steps": 1, "gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}
+    given = {**usual, "loss_type": name}
+    if name == "luspo":
+        given["importance_sampling_level"] = "sequence"
+    estimator = {"epsilon": 1e-4, "scale": "group"}
+    length = GRPOConfig(**tiny.options()).max_completion_length
+    plain = run(ObjectiveGRPOTrainer, usual, objective={"name": name, "estimator": estimator})
+    (logged,) = (entry for entry in plain.state.log_history if "response/length_mean" in entry)
+    tokens = logged["response/length_mean"]
+    ratio = tokens if name == "luspo" else tokens / length
+    theirs = run(GRPOTrainer, {**given, "entropy_coef": 0.3})
+    ours = run(
+        ObjectiveGRPOTrainer,
+        usual,
+        objective={"name": name, "estimator": estimator, "entropy_coef": 0.3 / ratio},
+    )
+    assert gap(theirs, ours) <= 2e-6
+    same = run(
+        ObjectiveGRPOTrainer, usual, objective={"name": name, "estimator": estimator, "entropy_coef": 0.3}
+    )
+    assert gap(theirs, same) > 1e-4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig
 from rlobjectives import (
     GDPO,
     GRPO,
+    RLOO,
     CapabilityError,
     FixedBudget,
     FunctionEstimator,
@@ -95,7 +97,7 @@ def test_the_docs_page_holds_the_table() -> None:
 def test_what_the_objective_replaces_is_refused_by_name(option: str, value: object, replacement: str) -> None:
     if option not in {one.name for one in dataclasses.fields(GRPOConfig)}:
         pytest.skip("this TRL has no such option")
-    message = refuse(f"{option} = ", **{option: value})
+    message = refuse(f"{option} = ", objective="grpo", **{option: value})
     assert replacement in message
 
 
@@ -245,10 +247,8 @@ def test_beta_is_carried_over_and_may_not_contradict() -> None:
     assert with_reference(as_objective("gdpo"), config) is config
     assert "contradicts" in carry_over(own, SimpleNamespace(beta=0.2))[1][0]
     assert carry_over(own, SimpleNamespace(beta=0.1)) == (own, [])
-    assert (
-        "subtract a KL from the reward"
-        in carry_over(own, SimpleNamespace(beta=0.05), has_reference=False)[1][0]
-    )
+    # TRL's own default contradicts nothing: RLOOConfig has 0.05.
+    assert carry_over(own, SimpleNamespace(beta=0.05), usual_beta=0.05) == (own, [])
 
 
 def test_a_ratio_on_the_kl_may_not_be_contradicted() -> None:
@@ -418,10 +418,93 @@ def test_a_configuration_of_another_trainer_is_refused() -> None:
     assert "also for rloo" in said
 
 
-def test_rloo_keeps_no_reference() -> None:
-    refuse("beta = 0.05", ObjectiveRLOOTrainer, RLOOConfig, objective="rloo", beta=0.05)
-    own = Objective(estimator=GRPO(), kl=KLPenalty(coef=0.1))
-    refuse("a reference policy", ObjectiveRLOOTrainer, RLOOConfig, objective=own, beta=0.0)
+def rloo(objective: Any, **given: Any) -> Any:
+    return tiny.trainer(
+        ObjectiveRLOOTrainer,
+        RLOOConfig(**tiny.options(**given)),
+        objective=objective,
+        model=tiny.saved(),
+        rollout_func=None,
+        generated=True,
+    )
+
+
+def test_a_default_rloo_configuration_works() -> None:
+    """Its beta of 0.05 becomes the objective's divergence; the objective's own goes first; 0 is none."""
+    usual = {one.name: one.default for one in dataclasses.fields(RLOOConfig)}["beta"]
+    assert usual > 0.0
+    with warnings.catch_warnings(record=True) as said:  # transformers has something to say, too
+        warnings.simplefilter("always")
+        trained = rloo("rloo", max_steps=1)
+    (told,) = (str(one.message) for one in said if "beta" in str(one.message))
+    assert f"beta = {usual} becomes the objective's KLPenalty" in told and "from the reward" in told
+    assert trained.objective.kl == KLPenalty(coef=usual)
+    trained.train()
+    (logged,) = (entry for entry in trained.state.log_history if "policy/kl_to_ref" in entry)
+    assert logged["policy/kl_to_ref"] == pytest.approx(
+        0.0, abs=1e-9
+    )  # the first step starts from the reference
+    own = Objective(estimator=RLOO(), kl=KLPenalty(coef=0.1))
+    assert rloo(own).objective.kl == KLPenalty(coef=0.1)
+    none = rloo("rloo", beta=0.0)
+    assert none.objective.kl is None and none.ref_model is None
+
+
+def test_the_reference_of_rloo_is_that_of_grpo() -> None:
+    """The log-probabilities that RLOOTrainer keeps to itself are those that GRPOTrainer hands out."""
+    objective = Objective(estimator=RLOO(), kl=KLPenalty(coef=0.5))
+    options = {"max_steps": 3, "learning_rate": 0.05}
+    ours = rloo(objective, **options)
+    ours.train()
+    theirs = tiny.trainer(
+        ObjectiveGRPOTrainer,
+        GRPOConfig(**tiny.options(**options)),
+        objective=objective,
+        model=tiny.saved(),
+        rollout_func=None,
+        generated=True,
+    )
+    theirs.train()  # only now: making a trainer sets the seed
+    logged = [
+        [entry["policy/kl_to_ref"] for entry in one.state.log_history if "policy/kl_to_ref" in entry]
+        for one in (ours, theirs)
+    ]
+    assert logged[0] == pytest.approx(logged[1], rel=1e-5, abs=1e-9)
+    assert len(logged[0]) == 3 and logged[0][-1] > 1e-6
+    assert float((tiny.parameters(ours) - tiny.parameters(theirs)).abs().max()) <= 1e-6
+
+
+def test_what_agrees_with_the_objective_is_accepted() -> None:
+    """An option whose place the objective takes may say what the objective does anyway, and nothing else."""
+    length = GRPOConfig(**tiny.options()).max_completion_length
+    dr_grpo = {"name": "dr_grpo"}
+    agreeing: list[tuple[Any, dict[str, Any]]] = [
+        (dr_grpo, {"loss_type": "dr_grpo"}),
+        (dr_grpo, {"loss_type": "dr_grpo", "scale_rewards": "none"}),
+        (dr_grpo, {"scale_rewards": False}),
+        ("grpo", {"loss_type": "grpo"}),
+        ("dapo", {"epsilon_high": 0.28}),
+        ({"name": "grpo", "policy_loss": {"clip_low": 0.1, "clip_high": 0.1}}, {"epsilon": 0.1}),
+        ("gspo", {"loss_type": "grpo", "importance_sampling_level": "sequence"}),
+        ("cispo", {"loss_type": "cispo"}),
+        ("gdpo", {"multi_objective_aggregation": "normalize_then_sum"}),
+    ]
+    known = {one.name for one in dataclasses.fields(GRPOConfig)}
+    for objective, options in agreeing:
+        if set(options) <= known:
+            tiny.trainer(ObjectiveGRPOTrainer, GRPOConfig(**tiny.options(**options)), objective=objective)
+    refuse("loss_type = 'grpo' would have no effect", objective=dr_grpo, loss_type="grpo")
+    other = {**dr_grpo, "reduction": {"max_tokens": length + 1}}
+    refuse("loss_type = 'dr_grpo' would have no effect", objective=other, loss_type="dr_grpo")
+    refuse("loss_type = 'bnpo' would have no effect", objective="dapo", loss_type="bnpo")
+    refuse("scale_rewards = 'batch' would", objective="grpo", scale_rewards="batch")
+    refuse("epsilon = 0.1 would", objective="grpo", epsilon=0.1)
+
+
+def test_a_refused_cut_names_what_trl_has() -> None:
+    said = refuse("sampling is cut", rollout_func=None, top_p=0.9)
+    assert "behavior_logprobs" not in said
+    assert "use_vllm, or a rollout_func that returns logprobs" in said
 
 
 @pytest.mark.parametrize(
