@@ -191,7 +191,9 @@ def told(objective: Objective) -> Told:
 
 
 def _told(part: Component) -> dict[str, str]:
-    names = [one.name for one in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []
+    names: list[str] = (
+        [one.name for one in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []
+    )
     return {"class": type(part).__name__, **{name: _shown(getattr(part, name)) for name in names}}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -144,11 +145,14 @@ class Data:
     def rollouts(self, run: Run) -> Rollouts:
         """What an estimator reads."""
         names = {one.name for one in fields(Rollouts)} & self.columns.keys()
+        columns: dict[str, Any] = {
+            **self.facts,
+            **{name: self.lay(self.columns[name], run) for name in names},
+        }
         return Rollouts(
             rewards=self.rewards,
             scored=self.scored,
             group_ids=self.group_ids,
             layout=self.layout(run),
-            **self.facts,
-            **{name: self.lay(self.columns[name], run) for name in names},
+            **columns,
         )

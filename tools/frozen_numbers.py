@@ -175,7 +175,7 @@ def compute(objective: Objective, data: Data, run: Run) -> Numbers:
     found["advantages"] = data.lift(_together(layout, run, advantages), run)
     found["weights"] = data.lift(_together(layout, run, weights), run)
     found["loss"] = torch.stack(losses).sum()
-    found["loss"].backward()
+    found["loss"].backward()  # type: ignore[no-untyped-call]
     for name, leaf in leaves.items():
         if leaf.grad is not None:
             assert not leaf.grad[~data.mask].any(), f"{name} has a gradient where nothing counts"

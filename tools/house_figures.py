@@ -192,9 +192,10 @@ def exceptions_by_name(names: Iterable[str]) -> list[str]:
         for path in (ROOT / "tests" / f"{law}.py", PACKAGE / "testing" / f"{law}.py"):
             if path.exists():
                 for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                    text = node.value if isinstance(node, ast.Constant) else None
-                    if isinstance(text, str) and pattern.match(text) and "\n" not in text:
-                        found.append(f"{path.name}:{node.lineno} {text!r}")
+                    if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+                        continue
+                    if pattern.match(node.value) and "\n" not in node.value:
+                        found.append(f"{path.name}:{node.lineno} {node.value!r}")
     return found
 
 

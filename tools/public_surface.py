@@ -84,8 +84,8 @@ def options(kind: type[Any]) -> dict[str, str]:
     found = {}
     for one in dataclasses.fields(kind):
         if one.init:
-            made = one.default_factory is not dataclasses.MISSING
-            default = one.default_factory() if made else one.default  # type: ignore[misc]  # there is one
+            factory: Any = one.default_factory
+            default = one.default if factory is dataclasses.MISSING else factory()
             # A function's text holds its address; its name is the same in every process.
             shown = getattr(default, "__qualname__", None) or repr(default)
             found[one.name] = REQUIRED if default is dataclasses.MISSING else shown
@@ -113,7 +113,7 @@ def surface() -> Surface:
         "options": {
             place: options(value)
             for place, value in sorted(public.items())
-            if dataclasses.is_dataclass(value)
+            if isinstance(value, type) and dataclasses.is_dataclass(value)
         },
         "algorithms": {name: dict(spec.parts) for name, spec in sorted(ALGORITHMS.items())},
         "metrics": metrics(),
