@@ -200,16 +200,11 @@ def load() -> Surface:
 
 
 def joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands in either; where both say something about the same, the old."""
-    both = dict(old)
-    for name, entry in new.items():
-        if name not in both:
-            both[name] = entry
-        elif isinstance(entry, Mapping):
-            both[name] = joined(both[name], entry)
-        elif isinstance(entry, list) and "*" not in entry and all(isinstance(one, str) for one in entry):
-            both[name] = sorted({*both[name], *entry}) if sorted(entry) == entry else both[name]
-    return dict(sorted(both.items()))
+    """What stands in either; where both say something of the same, the old."""
+    return {
+        name: joined(entry, new[name]) if isinstance(entry, Mapping) and name in new else entry
+        for name, entry in {**new, **old}.items()
+    }
 
 
 def write() -> None:
@@ -217,13 +212,16 @@ def write() -> None:
     new = surface()
     if PATH.exists():
         old = load()
-        shown = configurations.joined(old.pop("configurations"), new.pop("configurations"))
-        new = {**joined(old, new), "configurations": shown}
+        modules = old["names"]
+        given = {path: sorted({*modules.get(path, ()), *own}) for path, own in new["names"].items()}
+        shown = configurations.joined(old["configurations"], new["configurations"])
+        new = {**joined(old, new), "names": {**modules, **given}, "configurations": shown}
     PATH.parent.mkdir(exist_ok=True)
     lines = []
-    for chapter, entries in new.items():
+    for chapter, entries in sorted(new.items()):
         rows = [
-            f" {json.dumps(key)}: {json.dumps(entry, ensure_ascii=False)}" for key, entry in entries.items()
+            f" {json.dumps(key)}: {json.dumps(entry, ensure_ascii=False, sort_keys=True)}"
+            for key, entry in sorted(entries.items())
         ]
         lines.append(f"{json.dumps(chapter)}: {{\n" + ",\n".join(rows) + "\n}")
     PATH.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
