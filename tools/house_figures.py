@@ -28,7 +28,7 @@ GENERATED = ("docs/metrics.md", "tests/data/", "rlobjectives/testing/")
 MECHANISMS: Mapping[str, str] = {
     "columns that parts read and trainers offer": r"^    reads: ClassVar|def (reads|offers)\(",
     "contradictions between parts (conflicts)": r"def conflicts\(",
-    "flags of needs (Capabilities.needs_…)": r"^    needs_\w+: bool",
+    "flags of needs (Capabilities.needs_…)": r"^    needs_(?!prepass)\w+: bool",
     "facts of what is there (TrainerFacts.has_…)": r"^    has_\w+: bool",
     "sentences about the trainer (violations)": r"def violations\(self",
     "columns that may be unknown (tolerates)": r"def tolerates\(",

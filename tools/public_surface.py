@@ -13,6 +13,7 @@ import inspect
 import json
 import pkgutil
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -69,14 +70,15 @@ def owned() -> dict[str, Any]:
 
 
 def parameters(value: Any) -> list[str]:
-    """Names of the parameters; after ``*``, those that only go by name."""
+    """Names of the parameters; after ``*``, those that only go by name, and ``**`` where any does."""
     try:
         signature = inspect.signature(value)
     except ValueError:  # a class that says nothing of how it is made, such as an exception
         return []
     listed = list(signature.parameters.values())
     by_place = [one.name for one in listed if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    return [*by_place, "*", *(one.name for one in listed if one.kind is one.KEYWORD_ONLY)]
+    by_name = [one.name for one in listed if one.kind is one.KEYWORD_ONLY]
+    return [*by_place, "*", *by_name, *("**" for one in listed if one.kind is one.VAR_KEYWORD)]
 
 
 def options(kind: type[Any]) -> dict[str, str]:
@@ -130,19 +132,24 @@ def lost_names(stored: Mapping[str, Sequence[str]]) -> list[str]:
     for path, expected in stored.items():
         if missing(path) is not None:
             continue
-        try:
-            module = importlib.import_module(path)
-        except ImportError as error:
-            found.append(f"{path} cannot be imported: {error}")
-            continue
-        found += [f"{path}.{name} is gone" for name in expected if not hasattr(module, name)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an alias says that it is one
+            try:
+                module = importlib.import_module(path)
+            except ImportError as error:
+                found.append(f"{path} cannot be imported: {error}")
+                continue
+            found += [f"{path}.{name} is gone" for name in expected if not hasattr(module, name)]
     return found
 
 
 def _there(stored: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for place in stored:
         if missing(place) is None:
-            yield place, resolve(place)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                value = resolve(place)
+            yield place, value
 
 
 def lost_parameters(stored: Mapping[str, Sequence[str]]) -> list[str]:
@@ -152,7 +159,8 @@ def lost_parameters(stored: Mapping[str, Sequence[str]]) -> list[str]:
         expected, now = list(stored[place]), parameters(value)
         if not expected:
             continue
-        found += [f"{place} no longer takes {name!r}" for name in expected if name not in now]
+        if "**" not in now:
+            found += [f"{place} no longer takes {name!r}" for name in expected if name not in now]
         positional = expected[: expected.index("*")]
         if now[: len(positional)] != positional:
             found.append(f"{place} takes {now} by place; it took {positional}")
