@@ -76,7 +76,7 @@ class Data:
         self.scored = torch.ones(count, 2, dtype=torch.bool)
         self.scored[2], self.scored[8, 1] = False, False
         self.columns = {
-            "logprobs": -0.05 - 2.0 * self._numbers(3),
+            "logprobs": -0.45 - 2.0 * self._numbers(3),  # with what is added below, none is above 0
             "entropy": self._numbers(8),
             "behavior_kl": self._numbers(9),
             "ref_kl": self._numbers(10),
