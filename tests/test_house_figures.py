@@ -1,0 +1,43 @@
+"""The figures of `tools/house_figures.py` are what they say."""
+
+from __future__ import annotations
+
+import house_figures
+
+MODULE = '''"""A docstring
+of two lines."""
+
+# A comment.
+import math  # and another
+
+
+def area(radius):
+    """One line."""
+    text = """a string
+    that is no docstring"""
+
+    return math.pi * radius**2, text
+'''
+
+
+def test_code_lines_leave_out_docstrings_comments_and_blanks() -> None:
+    assert house_figures.code_lines(MODULE) == 5
+
+
+def test_a_circle_is_found_also_where_only_type_checkers_see_it() -> None:
+    modules = {
+        "rlobjectives/__init__.py": "from rlobjectives.a import x",
+        "rlobjectives/a.py": "def f():\n    from rlobjectives import b",
+        "rlobjectives/b.py": "if TYPE_CHECKING:\n    from rlobjectives.c import y",
+        "rlobjectives/c.py": "import rlobjectives.a",
+        "rlobjectives/d.py": "import torch",
+    }
+    graph = house_figures.imports(modules)
+    assert graph["rlobjectives.a"] == {"rlobjectives.b"}
+    assert house_figures.circles(graph) == [["rlobjectives.a", "rlobjectives.b", "rlobjectives.c"]]
+
+
+def test_every_figure_is_measured() -> None:
+    found = {one.what: one for one in house_figures.figures()}
+    assert found["code lines of the package"].now > 10_000
+    assert all(one.now >= 0 and one.goal for one in found.values())
