@@ -8,7 +8,8 @@ import enum
 import functools
 import hashlib
 import types
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import PurePath
 from typing import Any
 
@@ -23,7 +24,7 @@ _MOST = 20_000
 _digests: Any = WeakTensorKeyDictionary()
 
 
-def described(value: object) -> str:
+def described(value: object, *, objects: bool = True) -> str:
     """A value in words that hold no address: equal in all processes that hold equal values.
 
     Objects count with their options: the fields of a dataclass and whatever else stands in ``vars``, nested. Tensors
@@ -33,6 +34,8 @@ def described(value: object) -> str:
 
     Args:
         value: Anything.
+        objects: Whether objects that are neither dataclasses, containers nor functions count with their attributes;
+            otherwise with their class alone.
 
     Example:
         >>> class Cap:
@@ -40,7 +43,7 @@ def described(value: object) -> str:
         >>> described(Cap(0.9)), described({"betas": [0.9, 0.95]})
         ('Cap(cap=0.9)', "{'betas': (0.9, 0.95)}")
     """
-    return _Description().of(value)
+    return _Description().of(value, enter=objects)
 
 
 class _Description:
@@ -81,7 +84,7 @@ class _Description:
         if isinstance(value, Mapping):
             entries = (f"{self.of(key)}: {self.of(entry, enter=enter)}" for key, entry in value.items())
             return f"{{{', '.join(entries)}}}"
-        if isinstance(value, Set):
+        if isinstance(value, AbstractSet):
             return f"{{{', '.join(sorted(self.of(entry, enter=enter) for entry in value))}}}"
         if isinstance(value, functools.partial):
             options = [*map(self.of, value.args), *self._named(value.keywords.items())]

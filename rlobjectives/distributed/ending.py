@@ -18,7 +18,6 @@ from rlobjectives.errors import RankError
 
 __all__ = ["ends_together", "tell", "translated", "watched"]
 
-_CAUSE, _RUNG, _KNOWN = (f"rlobjectives/stopped/{name}" for name in ("cause", "rung", "known"))
 _POLL_SECONDS = 0.25
 _PATIENCE_SECONDS = 4.0
 """How long a rank that waits in a collective has, once it is known to wait in vain, to come out by itself."""
@@ -38,6 +37,10 @@ class _Alarm:
 
     def __init__(self, store: Any, rank: int, ranks: int) -> None:
         self.store, self.rank, self.ranks = store, rank, ranks
+        # What ended one run of a process says nothing about the next, such as another ``fit`` after a refusal.
+        self._cause, self._rung, self._known = (
+            f"rlobjectives/{_runs}/{name}" for name in ("cause", "rung", "known")
+        )
         self.cause: tuple[int, str] | None = None
 
     @classmethod
@@ -51,13 +54,13 @@ class _Alarm:
     def ring(self, text: str) -> None:
         """Tell the others, unless one of them was first, and give them time to hear it."""
         try:
-            if self.store.add(_RUNG, 1) == 1:
+            if self.store.add(self._rung, 1) == 1:
                 self.cause = (self.rank, text)
-                self.store.set(_CAUSE, f"{self.rank} {text}")
-            known, deadline = self.store.add(_KNOWN, 1), time.monotonic() + _LINGER_SECONDS
+                self.store.set(self._cause, f"{self.rank} {text}")
+            known, deadline = self.store.add(self._known, 1), time.monotonic() + _LINGER_SECONDS
             while known < self.ranks and time.monotonic() < deadline:
                 time.sleep(0.02)
-                known = self.store.add(_KNOWN, 0)
+                known = self.store.add(self._known, 0)
         except RuntimeError:  # whoever kept the store is gone: there is nobody left to tell through it
             return
 
@@ -66,10 +69,10 @@ class _Alarm:
         deadline = time.monotonic() + seconds
         while self.cause is None:
             try:
-                if self.store.check([_CAUSE]):
-                    rank, _, text = self.store.get(_CAUSE).decode(errors="replace").partition(" ")
+                if self.store.check([self._cause]):
+                    rank, _, text = self.store.get(self._cause).decode(errors="replace").partition(" ")
                     self.cause = (int(rank), text)
-                    self.store.add(_KNOWN, 1)
+                    self.store.add(self._known, 1)
             except RuntimeError:  # as above
                 return self.cause
             if time.monotonic() >= deadline:
@@ -106,16 +109,21 @@ class _Watch(threading.Thread):
 
 
 _watch: _Watch | None = None
+_runs = 0
 
 
 @contextmanager
-def watched() -> Iterator[_Alarm | None]:
+def watched(*, new_run: bool = False) -> Iterator[_Alarm | None]:
     """Let no collective inside wait for a rank that has told why it stopped: this process ends seconds later.
+
+    Args:
+        new_run: What was told before is forgotten; all ranks say so at the same point of their program.
 
     Yields:
         What the ranks tell each other through; None in a single process.
     """
-    global _watch
+    global _runs, _watch
+    _runs += new_run
     if _watch is not None:  # inside another one
         yield _watch.alarm
         return
