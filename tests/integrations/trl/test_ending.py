@@ -50,13 +50,13 @@ def test_the_same_options_are_no_trouble(found: Any) -> None:
     ("case", "words"),
     [
         ("reward", "LookupError: no verifier here"),
-        ("length", "RuntimeError: "),
+        ("length", "short_reward"),  # TRL's own words, of which each release has others
         ("forward", "OutOfMemoryError: tried to allocate 7 GiB"),
     ],
 )
 def test_what_fails_on_one_rank_ends_both(found: Any, case: str, words: str) -> None:
     first, second = (rank[case] for rank in found(case))
-    assert second.startswith(words)
+    assert words in second
     assert first.startswith(f"RankError: rank 1 stopped with {second}")
 
 
