@@ -15,7 +15,7 @@ PACKAGE = Path(rlobjectives.__file__).parent
 
 LAYERS = (
     {"errors"},
-    {"masking"},
+    {"descriptions", "masking"},
     {"checks", "capabilities"},
     {"groups", "statistics"},
     {"distributed", "distributions", "layouts"},

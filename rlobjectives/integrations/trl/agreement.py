@@ -1,95 +1,66 @@
-"""Options of TRL whose place an objective takes, and that say nothing else than the objective does."""
+"""What all ranks must have been given alike: the objective, and nearly every option of the configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from rlobjectives.estimators import GDPO
-from rlobjectives.losses import CISPO, GSPO, SAPO, VESPO, ClippedSurrogate, GSPOToken, PolicyLoss
-from rlobjectives.objective import Objective
-from rlobjectives.reductions import FixedBudget, LossReduction, SequenceMean, SequenceSum, TokenMean
+from rlobjectives.descriptions import described
 
-__all__ = ["AGREEING", "agrees"]
+if TYPE_CHECKING:
+    from rlobjectives.integrations.trl.setup import SetupMixin
 
-_Agreement = Callable[[Any, Objective, Any], bool]
+__all__ = ["MAY_DIFFER", "run_options"]
 
-_LOSSES: dict[str, tuple[tuple[type[PolicyLoss], ...], type[LossReduction]]] = {
-    "grpo": ((ClippedSurrogate, GSPO, GSPOToken), SequenceMean),
-    "dr_grpo": ((ClippedSurrogate,), FixedBudget),
-    "dapo": ((ClippedSurrogate,), TokenMean),
-    "luspo": ((GSPO,), SequenceSum),
-    "cispo": ((CISPO,), TokenMean),
-    "sapo": ((SAPO,), SequenceMean),
-    "vespo": ((VESPO,), TokenMean),
-}
-"""Policy losses and reduction of each of TRL's ``loss_type``. ``bnpo`` divides by each micro-batch: nothing here does."""
+MAY_DIFFER = frozenset(
+    {
+        "disable_tqdm",
+        "hub_model_id",
+        "hub_private_repo",
+        "hub_token",
+        "local_rank",
+        "log_level",
+        "log_level_replica",
+        "logging_dir",
+        "output_dir",
+        "project",
+        "push_to_hub_token",
+        "report_to",
+        "run_name",
+        "trackio_space_id",
+        "vllm_group_port",
+        "vllm_server_base_url",
+        "vllm_server_host",
+        "vllm_server_port",
+    }
+)
+"""Options of a configuration that may have another value on each rank: where things are, and who is told."""
 
 
-def agrees(name: str, value: Any, objective: Objective, config: Any) -> bool:
-    """Whether an option that the objective replaces says what the objective does anyway.
+def run_options(trainer: SetupMixin) -> dict[str, object]:
+    """Everything that must be the same on all ranks, by name.
 
     Args:
-        name: The option.
-        value: Its value.
-        objective: What the user asked for.
-        config: The trainer's configuration.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> objective = Objective.named("dr_grpo", reduction={"max_tokens": 64})
-        >>> config = SimpleNamespace(max_completion_length=64)
-        >>> agrees("loss_type", "dr_grpo", objective, config), agrees("loss_type", "grpo", objective, config)
-        (True, False)
+        trainer: Constructed.
     """
-    return name in AGREEING and AGREEING[name](value, objective, config)
+    config: Any = trainer.args
+    options: dict[str, object] = {
+        one.name: _readable(getattr(config, one.name))
+        for one in dataclasses.fields(config)
+        if one.name not in MAY_DIFFER and hasattr(config, one.name)
+    }
+    options |= {f"objective: {name}": words for name, words in trainer.objective.descriptions().items()}
+    for name in ("dynamic_sampling", "max_resamples", "max_empty_rollouts"):
+        options[name] = getattr(trainer, name)
+    options["reward functions"] = tuple(trainer.reward_func_names)
+    if hasattr(trainer.train_dataset, "__len__"):
+        options["rows of train_dataset"] = len(trainer.train_dataset)
+    return options
 
 
-def _loss_type(value: Any, objective: Objective, config: Any) -> bool:
-    losses, reduction = _LOSSES.get(value, ((), LossReduction))
-    fits = type(objective.policy_loss) in losses and type(objective.reduction) is reduction
-    budget = getattr(objective.reduction, "max_tokens", config.max_completion_length)
-    return fits and bool(budget == config.max_completion_length)
-
-
-def _level(value: Any, objective: Objective, config: Any) -> bool:
-    return bool(value == "sequence") and isinstance(objective.policy_loss, (GSPO, GSPOToken))
-
-
-def _scale(value: Any, objective: Objective, config: Any) -> bool:
-    words = {True: "group", False: "none"}
-    own = getattr(objective.estimator, "scale", None)
-    return own is not None and bool(words.get(value, value) == own)
-
-
-def _aggregation(value: Any, objective: Objective, config: Any) -> bool:
-    return bool(value == "normalize_then_sum") and isinstance(objective.estimator, GDPO)
-
-
-def _clip(*names: str) -> _Agreement:
-    return lambda value, objective, config: all(
-        getattr(objective.policy_loss, one, None) == value for one in names
-    )
-
-
-def _epsilon(value: Any, objective: Objective, config: Any) -> bool:
-    # TRL's bound on both sides, unless the upper one is given too.
-    both = ("clip_low",) if getattr(config, "epsilon_high", None) is not None else ("clip_low", "clip_high")
-    return _clip(*both)(value, objective, config)
-
-
-def _epsilon_high(value: Any, objective: Objective, config: Any) -> bool:
-    return _clip("ratio_cap" if isinstance(objective.policy_loss, CISPO) else "clip_high")(
-        value, objective, config
-    )
-
-
-AGREEING: dict[str, _Agreement] = {
-    "loss_type": _loss_type,
-    "importance_sampling_level": _level,
-    "scale_rewards": _scale,
-    "multi_objective_aggregation": _aggregation,
-    "epsilon": _epsilon,
-    "epsilon_high": _epsilon_high,
-}
-"""The options, each with its judgement of a value, an objective and a configuration."""
+def _readable(option: object) -> str:
+    """An option in words; of a file of options, what it says and not where it lies."""
+    if isinstance(option, str) and option.endswith((".json", ".yaml", ".yml")) and Path(option).is_file():
+        option = Path(option).read_text(encoding="utf-8")
+    return described(option, objects=False)

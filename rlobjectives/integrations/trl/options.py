@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlobjectives.integrations.trl.agreement import AGREEING, agrees
+from rlobjectives.integrations.trl.agreeing import AGREEING, agrees
 from rlobjectives.objective import Objective
 
 __all__ = ["OPTIONS", "Option", "markdown", "option_violations"]
