@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -136,6 +137,11 @@ def main() -> None:
     for name in PRELOADED:
         with contextlib.suppress(ImportError):  # a host that is not installed has no cells
             importlib.import_module(name)
+    with contextlib.suppress(ImportError):
+        from rlobjectives.integrations.lightning.strategy import load_shared_memory_op
+
+        load_shared_memory_op()  # which takes every ZeRO run seconds
+    gc.freeze()  # forks share what nobody collects
     job = Server(answers).serve()
     if job is None:
         return

@@ -10,12 +10,14 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rlobjectives.capabilities import TrainerFacts, check
 from rlobjectives.checks import check_number, check_positive_int, check_seed
+from rlobjectives.distributed import Communicator
 from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.lightning.engine import Engine, configure, engine_type, make_engine
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.forward_state import dropouts, forward_side_effects
 from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed, seeded
 from rlobjectives.integrations.lightning.rollout_round import Round
+from rlobjectives.integrations.lightning.termination import Termination
 from rlobjectives.integrations.probe import ROLLOUT_COLUMNS, missing_columns, reads_column
 from rlobjectives.objective import Objective
 from rlobjectives.rollouts import Rollouts
@@ -133,6 +135,7 @@ class ObjectiveMixin(_Base):
         self.disable_dropout = disable_dropout
         self.rollouts_done = 0
         self._engine: Engine | None = None
+        self._termination: Termination | None = None
         self._reads: dict[tuple[str, str], bool] = {}
 
     @property
@@ -267,6 +270,8 @@ class ObjectiveMixin(_Base):
         engine.settle()
         self.rollouts_done += 1
         self.log_dict(metrics, batch_size=1)
+        if self._termination is not None:
+            self._termination.agree(Communicator.world())
 
     def configure_callbacks(self) -> Sequence[Callback] | Callback:
         """Refuse trainer options that contradict manual optimization, before Lightning does so less helpfully."""
@@ -297,6 +302,7 @@ class ObjectiveMixin(_Base):
             self.check_objective(getattr(self.trainer, "datamodule", None))
             configure(self.trainer, self.gradient_clip_val)
             self._engine = None
+            self._termination = Termination(self.trainer)
 
     def single_optimizer(self) -> LightningOptimizer:
         """The module's only optimizer.
