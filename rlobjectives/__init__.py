@@ -3,7 +3,14 @@
 from rlobjectives import functional
 from rlobjectives.capabilities import Capabilities, TrainerFacts
 from rlobjectives.component import Component, Metric, WindowContext
-from rlobjectives.distributed import LOCAL, Communicator, GradientScale, synchronize
+from rlobjectives.distributed import (
+    LOCAL,
+    Communicator,
+    GradientScale,
+    check_agreement,
+    ends_together,
+    synchronize,
+)
 from rlobjectives.errors import (
     CapabilityError,
     MissingColumnError,
@@ -183,6 +190,8 @@ __all__ = [
     "WindowContext",
     "WindowError",
     "advantage_metrics",
+    "check_agreement",
+    "ends_together",
     "functional",
     "group_metrics",
     "length_metrics",

@@ -41,6 +41,8 @@ class Component(abc.ABC):
     capabilities: ClassVar[Capabilities] = Capabilities()
     window_statistics: ClassVar[Mapping[str, type[Stat]]] = {}
     metrics: ClassVar[Mapping[str, Metric]] = {}
+    may_differ: ClassVar[frozenset[str]] = frozenset()
+    """Attributes of a part that may have another value on each rank, such as a cache; all others are compared."""
 
     def required(self) -> Capabilities:
         """The capabilities of this very instance; the class's, unless options change them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from rlobjectives import capabilities as capability
 from rlobjectives.capabilities import Capabilities, TrainerFacts
 from rlobjectives.checks import check_number
 from rlobjectives.component import Component, Metric
+from rlobjectives.descriptions import described
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators import Estimator, FunctionEstimator
@@ -163,7 +164,12 @@ class Objective:
             >>> Objective.named("reinforce").description.split("; ")[1]
             "policy_loss=Reinforce(weight='none', weight_cap=None, base='old')"
         """
-        return "; ".join(f"{name}={_described(part)}" for name, part in self.parts().items())
+        return "; ".join(f"{name}={words}" for name, words in self.descriptions().items())
+
+    def descriptions(self) -> dict[str, str]:
+        """Each part with its options in words, by field; `described` says what counts."""
+        found = {name: described(part) for name, part in self.parts().items()}
+        return found | ({"entropy_coef": repr(self.entropy_coef)} if self.entropy_coef else {})
 
     def parts(self) -> dict[str, Component]:
         """The parts that are there, by field."""
@@ -266,17 +272,6 @@ class Objective:
             for estimate, layout in micro_batches:
                 builder.add(estimate=estimate, layout=layout)
         return builder.freeze()
-
-
-def _described(value: object) -> str:
-    if isinstance(value, Component) and is_dataclass(value):
-        options = (f"{one.name}={_described(getattr(value, one.name))}" for one in fields(value))
-        return f"{type(value).__name__}({', '.join(options)})"
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(_described, value))})"
-    plain = value is None or isinstance(value, (bool, int, float, str, dict))
-    # What has state, or no name of its own, is known by its kind: an address says nothing elsewhere.
-    return repr(value) if plain else getattr(value, "__qualname__", type(value).__name__)
 
 
 def _two_normalisations(estimator: Estimator) -> str:

@@ -15,7 +15,7 @@ PACKAGE = Path(rlobjectives.__file__).parent
 
 LAYERS = (
     {"errors"},
-    {"masking"},
+    {"descriptions", "masking"},
     {"checks", "capabilities"},
     {"statistics"},
     {"distributed", "distributions", "layouts"},

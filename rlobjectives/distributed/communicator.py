@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["LOCAL", "Communicator"]
+__all__ = ["LOCAL", "Communicator", "gathered"]
 
 
 class Communicator:
@@ -66,10 +66,15 @@ class Communicator:
         if self.world_size == 1:
             return row.unsqueeze(0)
         row = row.to(self.device).contiguous()
-        # One flat buffer: gloo takes no other shape for it.
-        rows = row.new_empty(self.world_size * row.numel())
-        dist.all_gather_into_tensor(rows, row, group=self.group)
-        return rows.view(self.world_size, -1)
+        return gathered(row, self.group, self.world_size)
+
+    def say(self, text: str) -> list[str]:
+        """Every rank's text, in rank order, on every rank. Two collectives; for ranks that are about to stop."""
+        own = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
+        sizes = self.gather(torch.tensor([float(own.numel())], dtype=torch.float64))
+        longest = int(sizes.max())
+        rows = self.gather(torch.nn.functional.pad(own, (0, longest - own.numel())))
+        return [bytes(row.tolist()).rstrip(b"\0").decode() for row in rows.cpu()]
 
     def context_sum(self, per_sequence: Tensor) -> Tensor:
         """Differentiable sum over the context-parallel ranks; the identity without them."""
@@ -77,6 +82,16 @@ class Communicator:
             return per_sequence
         result: Tensor = _ContextSum.apply(per_sequence, self.context_group)  # type: ignore[no-untyped-call]
         return result
+
+
+def gathered(row: Tensor, group: Any, ranks: int) -> Tensor:
+    """Rows of all ranks of a group, ``[ranks, w]``."""
+    # One flat buffer: gloo takes no other shape for it.
+    rows = row.new_empty(ranks * row.numel())
+    # Since torch 2.13 under a new name, and the old one warns.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(rows, row, group=group)
+    return rows.view(ranks, -1)
 
 
 class _ContextSum(torch.autograd.Function):

@@ -8,13 +8,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlobjectives.distributed.communicator import Communicator
+from rlobjectives.distributed.communicator import Communicator, gathered
 
 __all__ = ["PipelineCommunicator"]
 
 _HEADER = 6
 _CODE, _SCHEMA = 0, 4
 _FAILED = -1.0
+_BETWEEN = "\x1d"  # the separator of groups
 
 
 class PipelineCommunicator(Communicator):
@@ -69,12 +70,22 @@ class PipelineCommunicator(Communicator):
         self._speakers = [int(rank) for rank in rows[:, -1].tolist()]
         return rows[:, :-1]
 
+    def say(self, text: str) -> list[str]:
+        """The text of the stage that speaks at each position, on every rank of every stage."""
+        mine = Communicator(self.pipeline_group, device=self._device).say(f"{dist.get_rank()} {text}")
+        by_rank = dict(line.split(" ", 1) for line in mine)
+        # Who speaks is known since the exchange before: a stage of each pipeline.
+        spoken = next((by_rank[str(rank)] for rank in self._speakers if str(rank) in by_rank), "")
+        texts = []
+        if self.is_last_stage:
+            texts = Communicator(self.group, device=self._device).say(spoken)
+        everything = Communicator(self.pipeline_group, device=self._device).say(_BETWEEN.join(texts))
+        return everything[-1].split(_BETWEEN)
+
     def _heard(self, row: Tensor) -> Tensor:
         # The row of this stage, with the header of the first stage that failed, and who it was.
         own = torch.cat([row[:_HEADER], row.new_tensor([float(dist.get_rank())])])
-        headers = own.new_empty(self.stages * own.numel())
-        dist.all_gather_into_tensor(headers, own, group=self.pipeline_group)
-        headers = headers.view(self.stages, -1)
+        headers = gathered(own, self.pipeline_group, self.stages)
         strange = (headers[:, _CODE] == 0) & (headers[:, _SCHEMA] != headers[-1, _SCHEMA])
         headers[:, _CODE] = torch.where(strange, _FAILED, headers[:, _CODE])
         bad = headers[:, _CODE] != 0

@@ -2,97 +2,27 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from rlobjectives import errors
+from rlobjectives.distributed.agreement import checksum, joined, other_options
 from rlobjectives.distributed.communicator import Communicator
+from rlobjectives.distributed.ending import translated
+from rlobjectives.distributed.faults import FIELDS, Fault, in_words, told
 from rlobjectives.errors import NonFiniteError, RankError
 from rlobjectives.statistics import Stat
 
-__all__ = ["Exchange", "Fault", "exchange", "raised_together", "synchronize"]
-
-FIELDS = (
-    "estimate",
-    "logprobs",
-    "old_logprobs",
-    "advantages",
-    "behavior_logprobs",
-    "ref_logprobs",
-    "entropy",
-    "teacher_logprobs",
-    "weights",
-    "loss",
-    "slope",
-    "values",
-    "old_values",
-    "returns",
-    "statistics",
-    "behavior_kl",
-    "teacher_divergence",
-    "ref_kl",
-)
-"""Columns a non-finite value can be reported in; travels as a position in this tuple."""
+__all__ = ["Exchange", "Fault", "check_agreement", "exchange", "raised_together", "synchronize"]
 
 _HEADER = 6
 _FLOOR = 1024  # rows of ranks that disagree must have one length; eight kilobytes cost nothing
-_KNOWN_ERRORS = tuple(sorted(name for name in errors.__all__))
-
-
-@dataclass(slots=True)
-class Fault:
-    """What went wrong on this rank before the exchange; raised on all ranks at its end.
-
-    Attributes:
-        error: An exception of this rank, if any.
-        counts: Non-finite entries and all counted entries, by ``(micro_batch, field)``: 0-d tensors, so
-            that nobody has to look at them before the message.
-    """
-
-    error: Exception | None = None
-    counts: dict[tuple[int, str], tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-    def note(self, error: Exception) -> None:
-        """Keep the first exception."""
-        if self.error is None:
-            self.error = error
-
-    @contextmanager
-    def guard(self) -> Iterator[None]:
-        """Run code of this rank; the first exception is kept, and raised by the exchange on all ranks together."""
-        try:
-            yield
-        except Exception as error:  # kept, never dropped
-            self.note(error)
-
-    def header(self, device: torch.device) -> Tensor:
-        """``[code, micro-batch, bad, total]``, float64."""
-        if self.error is not None:
-            kind = next(
-                (base.__name__ for base in type(self.error).__mro__ if base.__name__ in _KNOWN_ERRORS),
-                None,
-            )
-            code = -1.0 if kind is None else -2.0 - _KNOWN_ERRORS.index(kind)
-            return torch.tensor([code, 0.0, 0.0, 0.0], dtype=torch.float64, device=device)
-        if not self.counts:
-            return torch.zeros(4, dtype=torch.float64, device=device)
-        places = torch.tensor(
-            [(FIELDS.index(name) + 1, micro_batch) for micro_batch, name in self.counts],
-            dtype=torch.float64,
-            device=device,
-        )
-        totals = torch.stack(
-            [torch.stack([bad.double(), total.double()]).to(device) for bad, total in self.counts.values()]
-        )
-        rows = torch.cat([places, totals], dim=1)
-        first = (totals[:, 0] > 0).to(torch.uint8).argmax(0, keepdim=True)
-        row = rows.index_select(0, first).squeeze(0)
-        return torch.where(row[2] > 0, row, 0.0)
+_OBJECTIVES = (
+    "ranks hold different objectives, window statistics or columns of a rollout",
+    "Every rank must build the same objective, with the same options and library version, and fill the same columns.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +32,12 @@ class Exchange:
     Attributes:
         statistics: Merged over all ranks; bitwise equal on each.
         micro_batches: Largest number of micro-batches on any rank.
+        counts: That of each rank, by position in the group.
     """
 
     statistics: dict[str, Stat]
     micro_batches: int
-
-
-def _schema(kinds: Sequence[tuple[str, type[Stat]]], agreement: str) -> float:
-    text = agreement + ";".join(f"{name}:{kind.__name__}:{kind.width}" for name, kind in kinds)
-    return float(zlib.crc32(text.encode()))
+    counts: tuple[int, ...] = ()
 
 
 def exchange(
@@ -119,16 +46,20 @@ def exchange(
     *,
     fault: Fault | None = None,
     micro_batches: int = 0,
-    agreement: str = "",
+    agreement: Mapping[str, object] | None = None,
+    disagreement: tuple[str, str] = _OBJECTIVES,
 ) -> Exchange:
     """Merge statistics over all ranks in one collective, or raise on all of them together.
+
+    Where ranks failed or disagree, all of them know it from that collective, and two more tell everybody why.
 
     Args:
         statistics: The same names and kinds on every rank; a rank without data gives identities.
         communicator: The ranks.
         fault: What went wrong here.
         micro_batches: How many this rank has.
-        agreement: What else must be the same on every rank, such as the options of an objective.
+        agreement: What else must be the same on every rank, such as the options of an objective, by name.
+        disagreement: What is wrong and what to do if it is not.
 
     Returns:
         Merged statistics, on the device they came from.
@@ -139,16 +70,19 @@ def exchange(
     """
     kinds = sorted((name, type(stat)) for name, stat in statistics.items())
     fault = fault or Fault()
+    layout = "; ".join(f"{name}:{kind.__name__}:{kind.width}" for name, kind in kinds)
+    terms = joined({**(agreement or {}), "window statistics": layout})
     home = next((stat.row.device for stat in statistics.values()), torch.device("cpu"))
     device = communicator.device or home
     body = [statistics[name].pack().to(device) for name, _ in kinds]
-    tail = torch.tensor([_schema(kinds, agreement), float(micro_batches)], dtype=torch.float64, device=device)
+    tail = torch.tensor([checksum(terms), float(micro_batches)], dtype=torch.float64, device=device)
     row = torch.cat([fault.header(device), tail, *body])
     # Rows are padded to a common length, so that ranks that disagree can still tell each other.
     width = max(_FLOOR, 1 << (row.numel() - 1).bit_length())
-    rows = communicator.gather(torch.nn.functional.pad(row, (0, width - row.numel())))
-    headers = rows[:, :_HEADER].tolist()  # the one host sync
-    _raise_together(headers, communicator, fault)
+    with translated(communicator):
+        rows = communicator.gather(torch.nn.functional.pad(row, (0, width - row.numel())))
+        headers = rows[:, :_HEADER].tolist()  # the one host sync
+    _raise_together(headers, communicator, fault, terms, disagreement)
     merged: dict[str, Stat] = {}
     start = _HEADER
     for name, kind in kinds:
@@ -156,7 +90,8 @@ def exchange(
         folded = columns[0] if communicator.world_size == 1 else kind.fold_rows(columns)
         merged[name] = kind.unpack(folded.to(home))
         start += kind.width
-    return Exchange(merged, int(max(header[5] for header in headers)))
+    counts = tuple(int(header[5]) for header in headers)
+    return Exchange(merged, max(counts), counts)
 
 
 def synchronize(statistics: Mapping[str, Stat], communicator: Communicator | None = None) -> dict[str, Stat]:
@@ -180,6 +115,36 @@ def synchronize(statistics: Mapping[str, Stat], communicator: Communicator | Non
     return exchange(statistics, communicator or Communicator.world()).statistics
 
 
+def check_agreement(
+    options: Mapping[str, object], communicator: Communicator | None = None, *, fault: Fault | None = None
+) -> None:
+    """Raise on all ranks, in one exchange, unless options are the same on every rank.
+
+    Call it at set-up with everything that must agree: learning rates, clipping, numbers of epochs and micro-batches,
+    seeds, an objective. Ranks that differ in the first two end with different weights and equal metrics; in the others
+    they wait for each other for ever.
+
+    Args:
+        options: By name: numbers, strings, containers of them, objects with such attributes, tensors, functions. The
+            names may differ between ranks, too.
+        communicator: The ranks; by default all of the run.
+        fault: What went wrong before on this rank; raised here.
+
+    Raises:
+        RankError: Naming each option that differs, with all its values and the ranks that have them.
+
+    Example:
+        >>> check_agreement({"learning_rate": 1e-6, "epochs": 2})
+    """
+    exchange(
+        {},
+        communicator or Communicator.world(),
+        fault=fault,
+        agreement=options,
+        disagreement=("ranks were given different options", "Give every rank the same."),
+    )
+
+
 @contextmanager
 def raised_together(communicator: Communicator) -> Iterator[None]:
     """Run code that may fail on some ranks only; afterwards, in one collective, all of them go on or none.
@@ -190,7 +155,7 @@ def raised_together(communicator: Communicator) -> Iterator[None]:
         communicator: The ranks that run it together.
 
     Raises:
-        Exception: What went wrong on this rank; `RankError` on the others.
+        Exception: What went wrong on this rank; on the others `RankError`, with kind and text of it.
 
     Example:
         >>> from rlobjectives.distributed import LOCAL
@@ -206,33 +171,46 @@ def raised_together(communicator: Communicator) -> Iterator[None]:
     exchange({}, communicator, fault=fault)
 
 
-def _raise_together(headers: list[list[float]], communicator: Communicator, fault: Fault) -> None:
+def _raise_together(
+    headers: list[list[float]],
+    communicator: Communicator,
+    fault: Fault,
+    terms: str,
+    disagreement: tuple[str, str],
+) -> None:
     ranks = communicator.world_size
     everywhere = f" Raised on all {ranks} ranks." if ranks > 1 else ""
     failed = [position for position, header in enumerate(headers) if header[0] < 0]
     if failed:
+        words = communicator.say("" if fault.error is None else in_words(fault.error))
         if fault.error is not None:
-            raise fault.error
-        code = headers[failed[0]][0]
-        kind = "an exception" if code == -1.0 else _KNOWN_ERRORS[int(-2.0 - code)]
-        names = ", ".join(str(communicator.global_rank(position)) for position in failed)
-        raise RankError(
-            f"rank {names} stopped with {kind} before this exchange; its own log has the message. "
-            f"This rank stops at the same point.{everywhere}"
+            raise told(fault.error)
+        causes = "; ".join(
+            f"rank {communicator.global_rank(position)} stopped with {_sentence(words[position])}"
+            for position in failed
         )
+        raise told(RankError(f"{causes} This rank stops at the same point.{everywhere}"))
     schemas: dict[float, list[int]] = {}
     for position, header in enumerate(headers):
         schemas.setdefault(header[4], []).append(communicator.global_rank(position))
     if len(schemas) > 1:
         parties = " / ".join(f"ranks {', '.join(map(str, members))}" for members in schemas.values())
-        raise RankError(
-            f"ranks hold different objectives, window statistics or columns of a rollout ({parties}). Every rank must "
-            f"build the same objective, with the same options and library version, and fill the same columns.{everywhere}"
-        )
+        members = [communicator.global_rank(position) for position in range(len(headers))]
+        found = "; ".join(other_options(communicator.say(terms), members))
+        wrong, advice = disagreement
+        raise told(RankError(f"{wrong} ({parties}): {found}. {advice}{everywhere}"))
     for position, (code, micro_batch, bad, total, *_) in enumerate(headers):
         if code > 0:
-            raise NonFiniteError(
-                f"rank {communicator.global_rank(position)}, micro-batch {int(micro_batch)}: "
-                f"{FIELDS[int(code) - 1]} has {int(bad):,} non-finite values among {int(total):,} that count. "
-                "Find their source or mask those places; nothing is repaired silently." + everywhere
+            raise told(
+                NonFiniteError(
+                    f"rank {communicator.global_rank(position)}, micro-batch {int(micro_batch)}: "
+                    f"{FIELDS[int(code) - 1]} has {int(bad):,} non-finite values among {int(total):,} that count. "
+                    "Find their source or mask those places; nothing is repaired silently." + everywhere
+                )
             )
+
+
+def _sentence(words: str) -> str:
+    if not words:  # of a pipeline: a stage that failed without an exception differs from its last stage
+        return "an objective that differs from its last stage's."
+    return words if words.endswith((".", "!", "?")) else f"{words}."

@@ -27,7 +27,8 @@ from rlobjectives.window.micro_batches import (
     own_part,
     readable,
 )
-from rlobjectives.window.window import Window
+from rlobjectives.window.summary import Added
+from rlobjectives.window.window import Window, take_untold
 
 if TYPE_CHECKING:
     from rlobjectives.objective import Objective
@@ -55,9 +56,14 @@ class WindowBuilder:
         self._prepass: list[TokenBatch] = []
         self._fault = Fault()
         self._frozen = False
+        if (untold := take_untold()) is not None:  # of a window that was never summarized
+            self._fault.note(untold)
 
     def guard(self) -> AbstractContextManager[None]:
-        """Run code of this rank (scoring, estimating); an exception is raised by `freeze` on all ranks."""
+        """Run code of this rank (scoring, estimating); an exception is raised by `freeze` on all ranks.
+
+        ``KeyboardInterrupt`` and ``SystemExit`` too. The other ranks raise `RankError` with kind and text of it.
+        """
         return self._fault.guard()
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
@@ -136,8 +142,10 @@ class WindowBuilder:
         counting = max([start[scope] + rounds[scope] for scope in shrinking], default=0)
         last = max([counting, *(start[scope] + rounds[scope] - 1 for scope in prepass)])
         statistics: dict[str, Stat] = {}
+        own_tokens = torch.zeros((), dtype=torch.float64)
         for step in range(last + 1):
             outgoing = self._window_statistics() if step == 0 else {}
+            own_tokens = outgoing["window/tokens"].row[0] if step == 0 else own_tokens
             for scope, part in prepass.items():
                 turn = step - start[scope]
                 if 0 <= turn < rounds[scope]:
@@ -149,10 +157,11 @@ class WindowBuilder:
                 communicator,
                 fault=self._fault,
                 micro_batches=len(self._micro_batches),
-                agreement=objective.description,
+                agreement=objective.descriptions(),
             )
             statistics.update(outcome.statistics)
-            window = Window(objective, communicator, statistics, outcome.micro_batches)
+            added = Added(outcome.counts, own_tokens)
+            window = Window(objective, communicator, statistics, outcome.micro_batches, added=added)
         return window
 
     def _device(self) -> torch.device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from rlobjectives.distributed.communicator import Communicator
-from rlobjectives.distributed.synchronize import Fault, exchange
+from rlobjectives.distributed.ending import ends_together
+from rlobjectives.distributed.faults import Fault, told
+from rlobjectives.distributed.synchronize import exchange
 from rlobjectives.errors import WindowError
 from rlobjectives.statistics import Mean, Stat, fold
 from rlobjectives.window.micro_batches import collect
@@ -20,7 +22,7 @@ from rlobjectives.window.reports import Report
 if TYPE_CHECKING:
     from rlobjectives.objective import Objective
 
-__all__ = ["ObjectiveOutput", "summarize"]
+__all__ = ["Added", "ObjectiveOutput", "stand_in", "summarize"]
 
 _SEEN = "window/seen"
 
@@ -50,6 +52,9 @@ def summarize(
     counts: Mapping[str, Tensor],
     outputs: Iterable[ObjectiveOutput],
     extra: Mapping[str, Stat],
+    *,
+    fault: Fault | None = None,
+    added: Added | None = None,
 ) -> Report:
     """See `Window.summarize`.
 
@@ -59,8 +64,13 @@ def summarize(
         counts: What the window counted when it was frozen.
         outputs: Of every micro-batch of this rank.
         extra: More statistics to report.
+        fault: What went wrong in the losses of this rank.
+        added: What the ranks had when the window was frozen, where that is known.
     """
-    fault = Fault()
+    fault = fault or Fault()
+    outputs = list(outputs)
+    if added is not None:
+        _stop_if_some_are_missing(outputs, added, communicator)
     collected: dict[str, list[Stat]] = {name: [] for name in objective.metric_kinds()}
     kinds = dict(objective.metric_kinds())
     collected[_SEEN], kinds[_SEEN] = [], Mean
@@ -78,8 +88,9 @@ def summarize(
     for name, stat in extra.items():
         collected[name], kinds[name] = [stat] * communicator.owns_sequences, type(stat)
     merged = {name: fold(kind, collected[name], device) for name, kind in kinds.items()}
-    result = exchange(merged, communicator, fault=fault).statistics
-    _check_seen(result.pop(_SEEN), counts["tokens"])
+    outcome = exchange(merged, communicator, fault=fault, micro_batches=len(outputs))
+    result = outcome.statistics
+    _check_seen(result.pop(_SEEN), counts["tokens"], _fewer(outcome.counts, added, communicator))
     labels = ["window/tokens", "window/sequences"]
     numbers = [counts["tokens"], counts["sequences"]]
     measured = [torch.ones_like(number, dtype=torch.bool) for number in numbers]
@@ -99,10 +110,69 @@ def summarize(
     )
 
 
-def _check_seen(seen: Stat, expected: Tensor) -> None:
+def stand_in(columns: Mapping[str, object]) -> ObjectiveOutput:
+    """What stands for the loss of a micro-batch that could not be computed: 0, attached to its columns.
+
+    Args:
+        columns: What a forward gave; those without a gradient are left out.
+    """
+    attached = [one for one in columns.values() if isinstance(one, Tensor) and one.requires_grad]
+    dtype = attached[0].dtype if attached else torch.float32
+    loss = torch.zeros((), dtype=dtype, requires_grad=not attached)
+    for column in attached:  # the sum of nothing, and not 0 × column, which may hold NaN
+        loss = loss.to(column.device) + column.flatten()[:0].sum().to(dtype)
+    return ObjectiveOutput(loss=loss, metrics={}, tokens=torch.zeros((), dtype=torch.float64))
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What was added to a window.
+
+    Attributes:
+        micro_batches: Of each rank, by position in the group.
+        tokens: Counted tokens of this rank, 0-d.
+    """
+
+    micro_batches: tuple[int, ...]
+    tokens: Tensor
+
+
+def _stop_if_some_are_missing(
+    outputs: Sequence[ObjectiveOutput], added: Added, communicator: Communicator
+) -> None:
+    """Tell the others at once where losses are missing here: they may wait for the backwards that belong to them."""
+    if communicator.group is None or len(added.micro_batches) != communicator.world_size:
+        return
+    mine = added.micro_batches[communicator.rank]
+    if len(outputs) >= mine:
+        return
+    seen = sum(float(one.tokens) for one in outputs)
+    if seen != float(added.tokens):  # those left out were not all empty
+        with ends_together(communicator):
+            raise WindowError(
+                f"rank {communicator.global_rank(communicator.rank)} handed over {len(outputs)} of its {mine} "
+                f"micro-batches, which saw {seen:,.0f} of its {float(added.tokens):,.0f} tokens. Hand summarize() the "
+                "output of every micro-batch once."
+            )
+
+
+def _fewer(losses: Sequence[int], added: Added | None, communicator: Communicator) -> str:
+    """Which ranks ran fewer losses than they had micro-batches, in words."""
+    if added is None or len(losses) != len(added.micro_batches):
+        return ""
+    found = [
+        f"rank {communicator.global_rank(position)} handed over {here} of its {there} micro-batches"
+        for position, (here, there) in enumerate(zip(losses, added.micro_batches, strict=True))
+        if here < there
+    ]
+    return f" ({'; '.join(found)})" if found else ""
+
+
+def _check_seen(seen: Stat, expected: Tensor, fewer: str) -> None:
     tokens, counted = float(seen.row[0]), float(expected)
     if tokens != counted:
-        raise WindowError(
-            f"the losses saw {tokens:,.0f} tokens, but the window was frozen with {counted:,.0f}, so every weight "
-            "is wrong. Hand summarize() the output of every micro-batch once, and change no mask after freeze()."
+        error = WindowError(
+            f"the losses saw {tokens:,.0f} tokens, but the window was frozen with {counted:,.0f}{fewer}, so every "
+            "weight is wrong. Hand summarize() the output of every micro-batch once, and change no mask after freeze()."
         )
+        raise told(error)

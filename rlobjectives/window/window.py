@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,18 +14,22 @@ from torch import Tensor
 
 from rlobjectives.component import WindowContext
 from rlobjectives.distributed.communicator import Communicator
+from rlobjectives.distributed.ending import ends_together
+from rlobjectives.distributed.faults import Fault, in_words
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.statistics import Stat
 from rlobjectives.tokens import TokenBatch
 from rlobjectives.window.loss import window_loss
 from rlobjectives.window.micro_batches import COUNTS, check_estimate, own_part
 from rlobjectives.window.reports import Report
-from rlobjectives.window.summary import ObjectiveOutput, summarize
+from rlobjectives.window.summary import Added, ObjectiveOutput, stand_in, summarize
 
 if TYPE_CHECKING:
     from rlobjectives.objective import Objective
 
-__all__ = ["Window"]
+__all__ = ["Window", "take_untold"]
+
+_LOG = logging.getLogger("rlobjectives")
 
 
 class Window:
@@ -32,6 +40,7 @@ class Window:
         communicator: The ranks.
         statistics: Merged statistics, by part and name.
         micro_batches: Largest number on any rank.
+        added: How many each rank has; None where that is not known.
 
     Attributes:
         objective: The parts.
@@ -46,6 +55,8 @@ class Window:
         communicator: Communicator,
         statistics: Mapping[str, Stat],
         micro_batches: int,
+        *,
+        added: Added | None = None,
     ) -> None:
         self.objective = objective
         self.communicator = communicator
@@ -58,6 +69,8 @@ class Window:
             for name in COUNTS
         }
         self._empty: bool | None = None
+        self._added = added
+        self._fault = Fault()
 
     @property
     def empty(self) -> bool:
@@ -127,8 +140,21 @@ class Window:
         layout.check(f"{type(self.objective.reduction).__name__}.weights", weights)
         return weights
 
+    def guard(self) -> AbstractContextManager[None]:
+        """Run the forward, loss and backward of a micro-batch: an exception on one rank ends all ranks within seconds.
+
+        See `ends_together`, which may as well stand around the whole training loop. Without it a rank whose forward
+        fails leaves the others waiting in the collectives of their backward, which is unaware of windows.
+        """
+        return ends_together(self.communicator)
+
     def loss(self, tokens: TokenBatch) -> ObjectiveOutput:
         """This micro-batch's share of the window's loss, with metrics. No communication, no host sync.
+
+        With several ranks, what goes wrong in here on one of them (an exception of a part, a wrong shape) is logged and
+        kept: the result is a zero attached to the graph, so that this rank's backward still takes part in the
+        collectives of the others, and `summarize` raises on all ranks. So call `summarize` for every window; the next
+        `WindowBuilder.freeze` raises what is left.
 
         Args:
             tokens: Columns of one micro-batch; a dummy with a mask that is false everywhere gives an exact
@@ -139,11 +165,42 @@ class Window:
             ``tokens.logprobs`` and ``tokens.entropy`` only.
 
         Raises:
-            MissingColumnError: If a part reads a column that is not there.
+            MissingColumnError: In a single process, if a part reads a column that is not there; and whatever else a
+                part raises.
         """
+        columns = {one.name: getattr(tokens, one.name, None) for one in fields(TokenBatch)}
+        return self.shared(lambda: self._loss(tokens), columns)
+
+    def shared(
+        self, compute: Callable[[], ObjectiveOutput], columns: Mapping[str, object]
+    ) -> ObjectiveOutput:
+        """What `compute` gives; with several ranks, a stand-in of 0 where it raises, and `summarize` raises.
+
+        Args:
+            compute: Makes the loss from columns that a forward has found, on this rank alone.
+            columns: Of which those with a gradient carry the stand-in's, which is 0.
+        """
+        if self.communicator.world_size == 1:
+            return compute()
+        fault = Fault()
+        with fault.guard():
+            return compute()
+        assert fault.error is not None
+        self._keep(fault.error)
+        return stand_in(columns)
+
+    def _loss(self, tokens: TokenBatch) -> ObjectiveOutput:
         tokens = tokens.replace(layout=own_part(tokens.layout, self.communicator))
         with torch.autocast(tokens.layout.device.type, enabled=False):
             return window_loss(self, tokens)
+
+    def _keep(self, error: BaseException) -> None:
+        """Note an error until `summarize` raises it on all ranks, or the next window's `freeze`."""
+        _LOG.error(
+            "%s in the loss of a window; kept until all ranks can raise it", in_words(error), exc_info=error
+        )
+        self._fault.note(error)
+        _untold.error = self._fault.error
 
     def shaped(self, tokens: TokenBatch, metrics: dict[str, Stat] | None = None) -> TokenBatch:
         """The micro-batch with what a distillation term adds to its advantages.
@@ -190,6 +247,32 @@ class Window:
         Raises:
             NonFiniteError: If a column or loss had a NaN or an infinity at a place that counts.
             WindowError: If the losses did not see exactly the tokens that the window was frozen with, so that
-                its weights were wrong.
+                its weights were wrong; naming ranks that ran fewer losses than they had micro-batches.
+            RLObjectivesError: Whatever went wrong in `loss` on any rank, on all of them.
         """
-        return summarize(self.objective, self.communicator, self._counts, outputs, extra or {})
+        if self._fault.error is not None:
+            take_untold()
+        return summarize(
+            self.objective,
+            self.communicator,
+            self._counts,
+            outputs,
+            extra or {},
+            fault=self._fault,
+            added=self._added,
+        )
+
+
+class _Untold(threading.local):
+    """The error of a loss that no exchange has raised yet."""
+
+    error: BaseException | None = None
+
+
+_untold = _Untold()
+
+
+def take_untold() -> BaseException | None:
+    """The error that a window of this rank keeps and nobody has raised, if any; whoever takes it must raise it."""
+    error, _untold.error = _untold.error, None
+    return error

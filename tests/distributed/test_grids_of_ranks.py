@@ -150,15 +150,20 @@ def break_one(how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "own", "others", "message"),
     [
-        ("exception", ZeroDivisionError, RankError, "rank 1 stopped with an exception"),
-        ("shape", ShapeError, RankError, "rank 1 stopped with ShapeError"),
+        (
+            "exception",
+            ZeroDivisionError,
+            RankError,
+            "rank 1 stopped with ZeroDivisionError: rank 1 dislikes its data.",
+        ),
+        ("shape", ShapeError, RankError, "rank 1 stopped with ShapeError: GDPO estimate has shape"),
         (
             "estimate",
             NonFiniteError,
             NonFiniteError,
             "rank 1, micro-batch 0: estimate has 3 non-finite values",
         ),
-        ("schema", RankError, RankError, "ranks hold different objectives, window statistics or columns"),
+        ("schema", RankError, RankError, "columns of a rollout (ranks 0"),
     ],
 )
 @pytest.mark.parametrize("world", [2, 4])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningDataModule
 
 from rlobjectives.checks import check_positive_int, check_seed
 from rlobjectives.errors import CapabilityError
+from rlobjectives.integrations.lightning.agreement import given_options
 from rlobjectives.integrations.lightning.prompt_rows import PromptSource, fingerprint, load_rows
 from rlobjectives.integrations.lightning.prompts import PromptBatch
 from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed
@@ -58,6 +60,9 @@ class PromptDataModule(LightningDataModule):
         [['2+2='], ['1+1=']]
     """
 
+    may_differ: ClassVar[frozenset[str]] = frozenset({"dataset", "val_dataset", "test_dataset"})
+    """Constructor arguments that may have another value on each rank: of data sets, the rows are compared."""
+
     def __init__(
         self,
         dataset: str | list[dict[str, Any]],
@@ -78,6 +83,7 @@ class PromptDataModule(LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
+        self._options_given = given_options(self, inspect.currentframe())
         for name, count in (
             ("prompts_per_step", prompts_per_step),
             ("num_generations", num_generations),
@@ -198,6 +204,14 @@ class PromptDataModule(LightningDataModule):
             "prompts_per_step": self.prompts_per_step,
             "shuffle": self.shuffle,
         }
+
+    def agreement_facts(self) -> dict[str, Any]:
+        """What must be the same on all ranks beside the options: the seed in use, and the rows themselves."""
+        rows = {
+            "rows": self._order_facts()["rows_hash"],
+            "rows of val_dataset": fingerprint(self.rows("val")),
+        }
+        return {"seed": base_seed(self.seed), **rows}
 
     def order(self, epoch: int) -> list[int]:
         """Positions of the training rows in an epoch."""

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlobjectives.distributed import Communicator
+from rlobjectives.distributed.faults import told
 from rlobjectives.errors import CapabilityError, NonFiniteError
 from rlobjectives.integrations.lightning.resting import make_missing_state
 
@@ -300,7 +301,9 @@ def gradient_norm(gradients: Iterable[Tensor]) -> Tensor:
 def _check_norm(norm: Tensor, outcome: str) -> None:
     value = float(norm)
     if not math.isfinite(value):
-        raise NonFiniteError(
-            f"The gradient has norm {value}, on all ranks alike. {outcome} Usual causes: a learning rate that is too "
-            "high, or half precision where the model needs float32."
+        raise told(
+            NonFiniteError(
+                f"The gradient has norm {value}, on all ranks alike. {outcome} Usual causes: a learning rate that is too "
+                "high, or half precision where the model needs float32."
+            )
         )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rlobjectives.capabilities import TrainerFacts, check
 from rlobjectives.checks import check_number, check_positive_int, check_seed
-from rlobjectives.distributed import Communicator
+from rlobjectives.distributed import Communicator, check_agreement, ends_together
 from rlobjectives.errors import CapabilityError
-from rlobjectives.integrations.lightning.engine import Engine, configure, engine_type, make_engine
+from rlobjectives.integrations.emptiness import refuse_emptiness
+from rlobjectives.integrations.lightning.agreement import check_run, given_options, optimizer_options
+from rlobjectives.integrations.lightning.contradictions import refuse_contradictions, refuse_metric_schedulers
+from rlobjectives.integrations.lightning.ending import EndTogether
+from rlobjectives.integrations.lightning.engine import Engine, configure, make_engine
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.forward_state import dropouts, forward_side_effects
 from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed, seeded
@@ -52,8 +56,8 @@ class ObjectiveMixin(_Base):
       their ``interval`` says.
 
     What holds under every strategy: a window without a counted token changes nothing (no backward, no optimizer, no
-    weight decay, no scheduler); ranks with fewer micro-batches run dummies; an exception on one rank before a window
-    opens stops all ranks. ``Trainer(max_steps=…)`` counts optimizer steps and stops inside a rollout if need be;
+    weight decay, no scheduler); ranks with fewer micro-batches run dummies; an exception on one rank ends all of them
+    within seconds, with its words; ranks that were given different options are refused at set-up. ``Trainer(max_steps=…)`` counts optimizer steps and stops inside a rollout if need be;
     loggers' steps and ``batch_idx`` count rollouts.
 
     Each rollout starts from a seed made of `seed`, its number and the rank, and leaves the global generators as they
@@ -72,6 +76,8 @@ class ObjectiveMixin(_Base):
         seed: Seed of rollouts and shuffles; by default that of ``seed_everything``, else 0.
         disable_dropout: Set every dropout of the model to 0 before training, so that log-probabilities of the same
             weights agree. With dropout on, ratios to `old_logprobs` differ from 1 before any update.
+        max_empty_rollouts: Rollouts in a row without any counted token, after which the run stops with an error: such
+            a run takes no optimizer step, so it would never reach ``max_steps``.
         **kwargs: Passed on to the next class.
 
     Raises:
@@ -100,6 +106,8 @@ class ObjectiveMixin(_Base):
 
     objective: Objective
     round_type: ClassVar[type[Round]] = Round
+    may_differ: ClassVar[frozenset[str]] = frozenset()
+    """Constructor arguments that may have another value on each rank (a folder, a port); all others are compared."""
 
     def __init__(
         self,
@@ -112,13 +120,16 @@ class ObjectiveMixin(_Base):
         normalize_advantages: bool = False,
         seed: int | None = None,
         disable_dropout: bool = True,
+        max_empty_rollouts: int = 10,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self._options_given = given_options(self, inspect.currentframe())
         for name, count in (
             ("micro_batch_size", micro_batch_size),
             ("windows_per_rollout", windows_per_rollout),
             ("epochs_per_rollout", epochs_per_rollout),
+            ("max_empty_rollouts", max_empty_rollouts),
         ):
             check_positive_int(name, count)
         if gradient_clip_val is not None:
@@ -133,7 +144,8 @@ class ObjectiveMixin(_Base):
         self.normalize_advantages = normalize_advantages
         self.seed = seed
         self.disable_dropout = disable_dropout
-        self.rollouts_done = 0
+        self.max_empty_rollouts = max_empty_rollouts
+        self.rollouts_done = self._empty_rollouts = 0
         self._engine: Engine | None = None
         self._termination: Termination | None = None
         self._reads: dict[tuple[str, str], bool] = {}
@@ -265,41 +277,35 @@ class ObjectiveMixin(_Base):
         engine = self._ready()
         seed = derive_seed(base_seed(self.seed), "rollout", self.rollouts_done, engine.data_rank)
         engine.settle()
-        with seeded(seed):
+        with ends_together(), seeded(seed):
             metrics = self.round_type(self, engine).run(batch, seed)
-        engine.settle()
+            engine.settle()
         self.rollouts_done += 1
+        skipped = metrics.get("optim/skipped_fraction", 0.0)
+        self._empty_rollouts = self._empty_rollouts + 1 if skipped == 1.0 else 0
+        refuse_emptiness(self._empty_rollouts, self.max_empty_rollouts, "the run would never reach max_steps")
         self.log_dict(metrics, batch_size=1)
         if self._termination is not None:
             self._termination.agree(Communicator.world())
 
-    def configure_callbacks(self) -> Sequence[Callback] | Callback:
-        """Refuse trainer options that contradict manual optimization, before Lightning does so less helpfully."""
-        trainer = self.trainer
-        if trainer.accumulate_grad_batches != 1:
-            raise CapabilityError(
-                f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}) has no meaning here: a window is "
-                "accumulated from micro-batches. Leave it at 1; micro_batch_size and windows_per_rollout of the module "
-                "decide."
-            )
-        if trainer.gradient_clip_val:
-            raise CapabilityError(
-                f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) does not act on manual optimization. Give "
-                f"gradient_clip_val={trainer.gradient_clip_val} to the module instead."
-            )
-        if str(trainer.precision) in ("16-mixed", "16-true"):
-            raise CapabilityError(
-                f"Trainer(precision={trainer.precision!r}) needs loss scaling, which ObjectiveMixin does not do. "
-                "Use 'bf16-mixed', 'bf16-true' or '32-true'."
-            )
-        engine_type(trainer)
-        return super().configure_callbacks()
+    def configure_callbacks(self) -> Sequence[Callback]:
+        """Refuse trainer options that contradict manual optimization, and let all ranks end together."""
+        refuse_contradictions(self.trainer)
+        own = super().configure_callbacks()
+        return [*(own if isinstance(own, Sequence) else [own]), EndTogether()]
 
     def setup(self, stage: str) -> None:
-        """Check the objective against the trainer, and write the clipping value where DeepSpeed reads it."""
+        """Check the objective against the trainer and all options against those of the other ranks, in one exchange.
+
+        Also writes the clipping value where DeepSpeed reads it.
+
+        Raises:
+            CapabilityError: If the objective does not fit; on all ranks, `RankError` on those where it does.
+            RankError: If ranks were given different options, naming them.
+        """
         super().setup(stage)
         if stage == "fit":
-            self.check_objective(getattr(self.trainer, "datamodule", None))
+            check_run(self)
             configure(self.trainer, self.gradient_clip_val)
             self._engine = None
             self._termination = Termination(self.trainer)
@@ -341,12 +347,9 @@ class ObjectiveMixin(_Base):
         """What can only be looked at once the strategy is set up; done at the first step."""
         if self._engine is None:
             self.single_optimizer()
-            if any(isinstance(one.scheduler, ReduceLROnPlateau) for one in self.trainer.lr_scheduler_configs):
-                raise CapabilityError(
-                    "ReduceLROnPlateau waits for a metric; schedulers here step with the optimizer. "
-                    "Choose a scheduler that needs none."
-                )
+            refuse_metric_schedulers(self.trainer)
             if self.disable_dropout:
                 dropouts(self, disable=True)
             self._engine = make_engine(self)
+            check_agreement(optimizer_options(self.single_optimizer()))
         return self._engine

@@ -143,6 +143,7 @@ class CausalLMPolicy(PromptRollouts, ObjectiveMixin, StaleSampling, CompletionVa
         normalize_advantages: bool = False,
         seed: int | None = None,
         disable_dropout: bool = True,
+        max_empty_rollouts: int = 10,
     ) -> None:
         super().__init__(
             objective=objective,
@@ -153,6 +154,7 @@ class CausalLMPolicy(PromptRollouts, ObjectiveMixin, StaleSampling, CompletionVa
             normalize_advantages=normalize_advantages,
             seed=seed,
             disable_dropout=disable_dropout,
+            max_empty_rollouts=max_empty_rollouts,
         )
         check_optimizer_options(
             learning_rate=learning_rate, weight_decay=weight_decay, betas=betas, warmup_steps=warmup_steps

@@ -103,7 +103,7 @@ class Round:
             with torch.no_grad():
                 experience = self.module.rollout(batch)
             self._check(experience)
-        filled = _filled_columns(experience)
+        filled = {"columns of the rollout": _filled_columns(experience)}
         if self._scores_first:
             size = self._count(experience)
             count = exchange({}, self.communicator, fault=fault, micro_batches=size, agreement=filled)

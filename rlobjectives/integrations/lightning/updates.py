@@ -159,8 +159,10 @@ class Updates:
     ) -> ObjectiveOutput:
         advantages = window.advantages(rows, micro_batch.layout)
         with self.engine.micro_batch(last=last):
-            columns = {**self._columns(micro_batch), "advantages": advantages}
-            output = window.loss(_tokens(micro_batch, columns))
+            found = self._columns(micro_batch)
+            columns = {**found, "advantages": advantages}
+            # A wrong shape from the module's forward, too, leaves a zero for this rank's backward to carry.
+            output = window.shared(lambda: window.loss(_tokens(micro_batch, columns)), found)
             self._backward(output.loss * self.scale.factor)
         return output
 

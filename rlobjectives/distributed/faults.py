@@ -1,0 +1,113 @@
+"""What went wrong on one rank, kept until all of them can raise it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+__all__ = ["FIELDS", "STOPPING", "Fault", "in_words", "is_told", "told"]
+
+FIELDS = (
+    "estimate",
+    "logprobs",
+    "old_logprobs",
+    "advantages",
+    "behavior_logprobs",
+    "ref_logprobs",
+    "entropy",
+    "teacher_logprobs",
+    "weights",
+    "loss",
+    "slope",
+    "values",
+    "old_values",
+    "returns",
+    "statistics",
+    "behavior_kl",
+    "teacher_divergence",
+    "ref_kl",
+)
+"""Columns a non-finite value can be reported in; travels as a position in this tuple."""
+
+STOPPING = (Exception, KeyboardInterrupt, SystemExit)
+"""What ends a rank's work: errors, an interrupt from the keyboard, and ``sys.exit``."""
+
+_LONGEST_TEXT = 4000
+
+
+@dataclass(slots=True)
+class Fault:
+    """What went wrong on this rank before the exchange; raised on all ranks at its end.
+
+    Attributes:
+        error: An exception of this rank, if any; ``KeyboardInterrupt`` and ``SystemExit`` included.
+        counts: Non-finite entries and all counted entries, by ``(micro_batch, field)``: 0-d tensors, so
+            that nobody has to look at them before the message.
+    """
+
+    error: BaseException | None = None
+    counts: dict[tuple[int, str], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def note(self, error: BaseException) -> None:
+        """Keep the first exception."""
+        if self.error is None:
+            self.error = error
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Run code of this rank; the first exception is kept, and raised by the exchange on all ranks together."""
+        try:
+            yield
+        except STOPPING as error:  # kept, never dropped
+            self.note(error)
+
+    def header(self, device: torch.device) -> Tensor:
+        """``[code, micro-batch, bad, total]``, float64; code -1 is an exception."""
+        if self.error is not None:
+            return torch.tensor([-1.0, 0.0, 0.0, 0.0], dtype=torch.float64, device=device)
+        if not self.counts:
+            return torch.zeros(4, dtype=torch.float64, device=device)
+        places = torch.tensor(
+            [(FIELDS.index(name) + 1, micro_batch) for micro_batch, name in self.counts],
+            dtype=torch.float64,
+            device=device,
+        )
+        totals = torch.stack(
+            [torch.stack([bad.double(), total.double()]).to(device) for bad, total in self.counts.values()]
+        )
+        rows = torch.cat([places, totals], dim=1)
+        first = (totals[:, 0] > 0).to(torch.uint8).argmax(0, keepdim=True)
+        row = rows.index_select(0, first).squeeze(0)
+        return torch.where(row[2] > 0, row, 0.0)
+
+
+def in_words(error: BaseException) -> str:
+    """Kind and text of an exception.
+
+    Example:
+        >>> in_words(ValueError("no verifier here")), in_words(KeyboardInterrupt())
+        ('ValueError: no verifier here', 'KeyboardInterrupt')
+    """
+    text = str(error).strip()
+    if len(text) > _LONGEST_TEXT:
+        text = f"{text[:_LONGEST_TEXT]} …"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def told(error: BaseException) -> BaseException:
+    """Note that the other ranks know of an error, or raise it themselves at the same point.
+
+    Args:
+        error: About to be raised.
+    """
+    error._rlobjectives_told = True  # type: ignore[attr-defined]
+    return error
+
+
+def is_told(error: BaseException) -> bool:
+    """Whether the other ranks know of an error already."""
+    return bool(getattr(error, "_rlobjectives_told", False))
