@@ -6,6 +6,7 @@ from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.distributed import LOCAL, Communicator, GradientScale, synchronize
 from rlobjectives.errors import (
     CapabilityError,
+    CheckpointError,
     MissingColumnError,
     NonFiniteError,
     RankError,
@@ -115,6 +116,7 @@ __all__ = [
     "BatchBaseline",
     "Capabilities",
     "CapabilityError",
+    "CheckpointError",
     "ClippedSurrogate",
     "ClippedValueLoss",
     "Combined",

@@ -15,6 +15,7 @@ from rlobjectives.integrations.lightning.engine import Engine, configure, engine
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.forward_state import dropouts, forward_side_effects
 from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed, seeded
+from rlobjectives.integrations.lightning.resuming import ResumableRollouts
 from rlobjectives.integrations.lightning.rollout_round import Round
 from rlobjectives.integrations.probe import ROLLOUT_COLUMNS, missing_columns, reads_column
 from rlobjectives.objective import Objective
@@ -30,10 +31,8 @@ else:
 
 __all__ = ["ObjectiveMixin"]
 
-_CHECKPOINT_KEY = "rlobjectives"
 
-
-class ObjectiveMixin(_Base):
+class ObjectiveMixin(ResumableRollouts, _Base):
     """Adds the training loop of an objective to a `LightningModule`: list it before `LightningModule`.
 
     One ``training_step`` is one rollout and all optimizer steps on it::
@@ -56,7 +55,7 @@ class ObjectiveMixin(_Base):
 
     Each rollout starts from a seed made of `seed`, its number and the rank, and leaves the global generators as they
     were. So a run resumed from a checkpoint takes the very steps of an uninterrupted one, provided the data loader
-    resumes where it stopped.
+    resumes where it stopped; also from between two steps of a rollout (see `ResumableRollouts`).
 
     Args:
         objective: What to train for.
@@ -131,7 +130,6 @@ class ObjectiveMixin(_Base):
         self.normalize_advantages = normalize_advantages
         self.seed = seed
         self.disable_dropout = disable_dropout
-        self.rollouts_done = 0
         self._engine: Engine | None = None
         self._reads: dict[tuple[str, str], bool] = {}
 
@@ -257,15 +255,22 @@ class ObjectiveMixin(_Base):
         return getattr(self, method)(micro_batch)
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> None:
-        """One rollout and its optimizer steps."""
+        """One rollout and its optimizer steps; without a batch, the steps that are left of the last one."""
         del batch_idx
+        if self.unfinished is not None:
+            self._round(None)
+        if batch is not None and self.unfinished is None:
+            self._round(batch)
+
+    def _round(self, batch: Any) -> None:
         engine = self._ready()
         seed = derive_seed(base_seed(self.seed), "rollout", self.rollouts_done, engine.data_rank)
         engine.settle()
         with seeded(seed):
-            metrics = self.round_type(self, engine).run(batch, seed)
+            one = self.round_type(self, engine)
+            metrics = one.run(batch, seed) if self.unfinished is None else one.go_on(self.unfinished)
         engine.settle()
-        self.rollouts_done += 1
+        self.rollouts_done += self.unfinished is None
         self.log_dict(metrics, batch_size=1)
 
     def configure_callbacks(self) -> Sequence[Callback] | Callback:
@@ -316,20 +321,6 @@ class ObjectiveMixin(_Base):
         """Advance every learning-rate scheduler by one optimizer step."""
         for config in self.trainer.lr_scheduler_configs:
             self.lr_scheduler_step(config.scheduler, None)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save how many rollouts were made and the seed they derive from: all the randomness there is."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint[_CHECKPOINT_KEY] = {"rollouts_done": self.rollouts_done, "seed": base_seed(self.seed)}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Continue the count, and the seed of the interrupted run unless the module names one."""
-        super().on_load_checkpoint(checkpoint)
-        saved = checkpoint.get(_CHECKPOINT_KEY)
-        if saved is None:  # weights of another kind of run, such as supervised training
-            return
-        self.rollouts_done = saved["rollouts_done"]
-        self.seed = saved["seed"] if self.seed is None else self.seed
 
     def _ready(self) -> Engine:
         """What can only be looked at once the strategy is set up; done at the first step."""
