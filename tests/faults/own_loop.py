@@ -1,4 +1,4 @@
-"""A training loop of a user's own, as README has it: DDP, guarded, with dummies, and a checkpoint after every step."""
+"""A training loop of a user's own, as README has it: DDP, guarded, ending together, with dummies, and a checkpoint after every step."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from rlobjectives import GradientScale, PaddedLayout, Rollouts, TokenBatch
+from rlobjectives import GradientScale, PaddedLayout, Rollouts, TokenBatch, ends_together
 from rlobjectives.distributed import Communicator
+from rlobjectives.integrations.checkpoint_files import trouble_with
 from tests.faults.injection import active, objective
 from tests.integrations.lightning.toy import VOCABULARY, Net
 
@@ -102,19 +103,19 @@ def run(job: dict[str, Any]) -> torch.Tensor:
     optimizer.register_step_pre_hook(lambda *_: active.at("step"))
     done = 0
     if job["resume"]:
+        if trouble := trouble_with(Path(job["resume"])):
+            raise ValueError(f"{job['resume']} {trouble}")
         state = torch.load(job["resume"], weights_only=True)
         net.load_state_dict(state["weights"])
         optimizer.load_state_dict(state["optimizer"])
         done = state["step"]
     policy = DistributedDataParallel(net)
     goal = objective(clip_high=0.3) if odd == "other-objective" else objective()
-    for step in range(done, STEPS):
-        take_step(
-            policy, optimizer, goal, step,
-            size=8 if odd == "other-cut" else 4,
-            losses=1 if odd == "fewer-losses" else None,
-        )  # fmt: skip
-        save(Path(job["saves"]), step + 1, policy, optimizer)
+    size, losses = 8 if odd == "other-cut" else 4, 1 if odd == "fewer-losses" else None
+    with ends_together():
+        for step in range(done, STEPS):
+            take_step(policy, optimizer, goal, step, size, losses)
+            save(Path(job["saves"]), step + 1, policy, optimizer)
     weights = torch.cat([p.detach().flatten() for p in net.parameters()])
     dist.destroy_process_group()
     return weights

@@ -200,6 +200,9 @@ def _gathered(logs: Path, ends: list[dict[str, Any] | None]) -> Run:
     for rank in range(len(ends)):
         path = logs / f"word-{rank}.json"
         words.append(json.loads(path.read_text()) if path.exists() else {})
+        end = ends[rank]
+        if end is not None and end["code"] > 0 and "raised" not in words[-1]:  # it left without an exception
+            words[-1] |= {"raised": "exit", "message": _last_line(logs / f"rank-{rank}.log")}
     began = min((word["began"] for word in words if "began" in word), default=None)
     struck = logs / "struck"
     since = float(struck.read_text()) if struck.exists() else began
@@ -216,6 +219,11 @@ def _gathered(logs: Path, ends: list[dict[str, Any] | None]) -> Run:
         torch.load(logs / f"weights-{rank}.pt") for rank, ended in enumerate(ranks) if ended.finished
     ]
     return Run(ranks, weights, struck.exists())
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else ""
 
 
 def _free_port() -> int:
