@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,9 +19,9 @@ from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy, StrategyRegistry
 
-__all__ = ["DeepSpeedCPUStrategy", "load_shared_memory_op", "resolve_strategy"]
+from rlobjectives.integrations.lightning.op_build import load_shared_memory_op
 
-_LONGEST_BUILD_SECONDS = 900.0
+__all__ = ["DeepSpeedCPUStrategy", "load_shared_memory_op", "resolve_strategy"]
 
 
 class DeepSpeedCPUStrategy(DeepSpeedStrategy):
@@ -141,36 +138,3 @@ def resolve_strategy(strategy: str | Strategy, accelerator: str) -> str | Strate
         f"strategy: {strategy} moves memory from a GPU to the host, and this run has no GPU. "
         f"Use one of {', '.join(names)}."
     )
-
-
-def load_shared_memory_op() -> None:
-    """Build, or load, DeepSpeed's shared-memory op while no other process does.
-
-    DeepSpeed builds it on first use on a CPU. Two processes that build at once, or a build that was killed, leave
-    a lock file on which every later process waits for ever. A lock of the operating system, which is released
-    when its holder dies, lets one process build and the others load.
-
-    Raises:
-        RuntimeError: If a dead build's lock file is in the way; the message names the file to delete.
-    """
-    import fcntl  # absent on Windows, where DeepSpeed has no CPU backend either
-
-    from deepspeed.accelerator import get_accelerator
-    from torch.utils.cpp_extension import get_default_build_root
-
-    builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
-    if builder is None:
-        return
-    lock_path = Path(tempfile.gettempdir()) / f"rlobjectives-deepspeed-op-{os.getuid()}.lock"
-    with lock_path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not builder.is_compatible(verbose=False):  # DeepSpeed then runs without the op
-            return
-        root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
-        for stale in root.glob(f"**/{builder.NAME}/lock"):
-            if time.time() - stale.stat().st_mtime > _LONGEST_BUILD_SECONDS:
-                raise RuntimeError(
-                    f"{stale} was left by a build of DeepSpeed's {builder.NAME} that died, and torch would wait "
-                    "on it for ever. Delete that file and run again."
-                )
-        builder.load(verbose=False)

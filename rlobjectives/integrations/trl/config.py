@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from trl import GRPOConfig
 
-from rlobjectives.checks import check_choice
+from rlobjectives.checks import check_choice, check_positive_int
 from rlobjectives.errors import CapabilityError
 
 __all__ = ["SAMPLING_MODES", "ObjectiveConfig", "as_sampling_mode", "check_resamples"]
@@ -51,6 +51,8 @@ class ObjectiveConfig(GRPOConfig):  # type: ignore[misc]
             ``"off"``: YAML reads the bare word so.
         max_resamples: Bound on the extra generation rounds of a batch. None leaves it to the trainer's class, which
             by default says 2.
+        max_empty_rollouts: Generation batches in a row without any counted token, after which the run stops with an
+            error, for it only seems to train. None leaves it to the trainer's class, which by default says 10.
 
     Raises:
         CapabilityError: If an option is out of range.
@@ -81,12 +83,19 @@ class ObjectiveConfig(GRPOConfig):  # type: ignore[misc]
         default=None, metadata={"help": "Most extra generation rounds of a batch under 'resample' (2)."}
     )
 
+    max_empty_rollouts: int | None = field(
+        default=None,
+        metadata={"help": "Generation batches in a row without a counted token that end the run (10)."},
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.dynamic_sampling is not None:
             self.dynamic_sampling = as_sampling_mode(self.dynamic_sampling)
         if self.max_resamples is not None:
             check_resamples(self.max_resamples)
+        if self.max_empty_rollouts is not None:
+            check_positive_int("max_empty_rollouts", self.max_empty_rollouts)
         if self.objective_args and not self.objective:
             raise CapabilityError(
                 "objective_args is given without objective. Name the objective it belongs to."

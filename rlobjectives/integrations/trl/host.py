@@ -18,6 +18,8 @@ CONTRACT: dict[str, tuple[str, ...]] = {
     "get_batch_samples": ("epoch_iterator", "num_batches", "device"),
     "training_step": ("model", "inputs", "num_items_in_batch"),
     "prediction_step": ("model", "inputs", "prediction_loss_only", "ignore_keys"),
+    "train": ("resume_from_checkpoint",),
+    "evaluate": ("eval_dataset",),
     "evaluation_loop": (
         "dataloader",
         "description",
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
         reward_weights: Tensor
         num_generations: int
         num_generations_eval: int
+        train_dataset: Any
         aux_loss_enabled: bool
         router_aux_loss_coef: float
         current_gradient_accumulation_steps: int
@@ -86,6 +89,8 @@ if TYPE_CHECKING:
         ) -> Tensor: ...
         def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]: ...
         def _get_per_token_logps_and_entropies(self, model: nn.Module, **kwargs: Any) -> tuple[Any, ...]: ...
+        def train(self, *args: Any, **kwargs: Any) -> Any: ...  # noqa: D102
+        def evaluate(self, *args: Any, **kwargs: Any) -> Any: ...  # noqa: D102
         def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> Any: ...  # noqa: D102
         def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...  # noqa: D102
         def _save_checkpoint(self, model: nn.Module, trial: Any) -> None: ...

@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from rlobjectives.distributed.ending import ends_together, watched
 from rlobjectives.errors import CapabilityError
+from rlobjectives.integrations.emptiness import refuse_emptiness
 from rlobjectives.integrations.trl.checkpoint import Rollout, load_rollout, save_rollout
 from rlobjectives.integrations.trl.columns import forward
 from rlobjectives.integrations.trl.settle import (
@@ -45,6 +47,8 @@ class ObjectiveMixin(SetupMixin):
         dynamic_sampling: ``"off"``, ``"drop"`` or ``"resample"`` groups without signal: in the class body or in
             `ObjectiveConfig`, which says more; one place, not two.
         max_resamples: Bound on the extra generation rounds; the same.
+        max_empty_rollouts: Generation batches in a row without any counted token, after which the run stops with an
+            error instead of ending as if it had trained; the same. By default 10.
 
     Raises:
         CapabilityError: In the class statement, if a trainer stands before the mixin. At construction, listing every
@@ -89,6 +93,22 @@ class ObjectiveMixin(SetupMixin):
             check_reference(self.objective, self.args)
         self._finish_setup()
 
+    # An exception on one rank ends all of them
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as TRL does; an exception on one rank, anywhere in here, ends all of them within seconds.
+
+        Raises:
+            RankError: If another rank failed, with its words.
+        """
+        with watched(new_run=True), ends_together():
+            return super().train(*args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate as TRL does; an exception on one rank ends all of them."""
+        with ends_together():
+            return super().evaluate(*args, **kwargs)
+
     # The window: collected before the Trainer's loop over micro-batches, opened at the first of them
 
     def get_batch_samples(
@@ -109,6 +129,7 @@ class ObjectiveMixin(SetupMixin):
             self._window_batches = []
             self._current_train_step_time += time.perf_counter() - began  # TRL times its own part itself
         if not self._step_window.window.empty:
+            self._empty_generations.clear()
             done = len(self._step_window.outputs)
             loss = super().training_step(model, inputs, num_items_in_batch)
             if len(self._step_window.outputs) == done:
@@ -145,6 +166,12 @@ class ObjectiveMixin(SetupMixin):
         return super()._prepare_inputs(generation_batch)
 
     def _skip_step(self) -> None:
+        self._empty_generations.add(self._generation)
+        refuse_emptiness(
+            len(self._empty_generations) - 1,
+            self.max_empty_rollouts,
+            "the run would end as if it had trained",
+        )
         self._skipper.arm(self.optimizer, self.lr_scheduler)
         forget_unscaled(getattr(self.accelerator, "scaler", None), getattr(self.optimizer, "optimizer", None))
         tokens = {"window/tokens": 0.0, "window/skipped": 1.0}

@@ -41,17 +41,20 @@ class SamplingMixin(Host):
         dynamic_sampling: ``"off"``, ``"drop"`` or ``"resample"`` groups without signal; None in a class that leaves
             it to the configuration.
         max_resamples: Bound on the extra generation rounds; the same.
+        max_empty_rollouts: Generation batches in a row without a counted token that end the run; the same.
     """
 
     objective: Any = None  # an `ObjectiveLike` in a class body, an `Objective` once constructed
     dynamic_sampling: Any = None
     max_resamples: Any = None
+    max_empty_rollouts: Any = None
     _generates: bool = True  # by the model's own `generate`
     _tool_mask: list[list[int]] | None = None  # of the completions that TRL has just made
     _sampler_must_say: str = ""  # why the sampler's log-probabilities may not be left out
 
     def _begin_sampling(self) -> None:
         self._generation = 0
+        self._empty_generations: set[int] = set()  # those since a window that was not empty
         self._sampling_stats: dict[str, list[Stat]] = {}
         self._kinds: dict[str, type[Stat]] = {}
         self._evaluation_rows: int | None = None  # still to come, where known

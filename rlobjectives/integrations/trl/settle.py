@@ -24,6 +24,7 @@ __all__ = [
     "check_reference",
     "one_of",
     "settle_sampling",
+    "settled",
     "with_environment_weights",
     "with_reference",
 ]
@@ -217,15 +218,28 @@ def settle_sampling(kind: type, config: Any) -> tuple[str, int]:
         >>> settle_sampling(object, SimpleNamespace(dynamic_sampling="drop")), settle_sampling(object, None)
         (('drop', 2), ('off', 2))
     """
-    settled: dict[str, Any] = {}
-    for name, usual in (("dynamic_sampling", "off"), ("max_resamples", 2)):
-        here, there = getattr(kind, name, None), getattr(config, name, None)
-        if here is not None and there is not None:
-            raise CapabilityError(f"{name} is said in 2 places (the class body, ObjectiveConfig). Keep one.")
-        settled[name] = next((one for one in (here, there) if one is not None), usual)
-    mode = as_sampling_mode(settled["dynamic_sampling"])
-    check_resamples(settled["max_resamples"])
-    return mode, settled["max_resamples"]
+    mode = as_sampling_mode(settled(kind, config, "dynamic_sampling", "off"))
+    rounds = settled(kind, config, "max_resamples", 2)
+    check_resamples(rounds)
+    return mode, rounds
+
+
+def settled(kind: type, config: Any, name: str, usual: Any) -> Any:
+    """An option from the class body or the configuration.
+
+    Args:
+        kind: The trainer's class.
+        config: Its configuration.
+        name: Of the option.
+        usual: What it is if neither says it.
+
+    Raises:
+        CapabilityError: If it is said in both places.
+    """
+    here, there = getattr(kind, name, None), getattr(config, name, None)
+    if here is not None and there is not None:
+        raise CapabilityError(f"{name} is said in 2 places (the class body, ObjectiveConfig). Keep one.")
+    return next((one for one in (here, there) if one is not None), usual)
 
 
 def _with_budget(name: str, overrides: dict[str, Any], config: Any) -> dict[str, Any]:

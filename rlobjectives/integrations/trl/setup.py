@@ -12,8 +12,10 @@ from transformers import Trainer
 from trl import GRPOConfig, RLOOConfig, RLOOTrainer
 
 from rlobjectives.capabilities import TrainerFacts, check
-from rlobjectives.distributed import GradientScale
+from rlobjectives.checks import check_positive_int
+from rlobjectives.distributed import Fault, GradientScale, check_agreement
 from rlobjectives.errors import CapabilityError
+from rlobjectives.integrations.trl.agreement import run_options
 from rlobjectives.integrations.trl.facts import (
     altered_sampling,
     inherited_sampling,
@@ -29,6 +31,7 @@ from rlobjectives.integrations.trl.settle import (
     as_objective,
     carry_over,
     settle_sampling,
+    settled,
     with_environment_weights,
 )
 from rlobjectives.integrations.trl.step_window import largest_dropout
@@ -89,6 +92,8 @@ class SetupMixin(SamplingMixin):
             )
         objective, found = carry_over(as_objective(chosen, config), config, has_reference=self._has_reference)
         self.dynamic_sampling, self.max_resamples = settle_sampling(type(self), config)
+        self.max_empty_rollouts = settled(type(self), config, "max_empty_rollouts", 10)
+        check_positive_int("max_empty_rollouts", self.max_empty_rollouts)
         functions = given.get("reward_funcs")
         count = len(functions) if isinstance(functions, (list, tuple)) else int(functions is not None)
         own_sampler = given.get("rollout_func") is not None
@@ -134,6 +139,12 @@ class SetupMixin(SamplingMixin):
         weights = self.objective.estimator.reward_weights(unique_names(self.reward_func_names))
         if weights is not None:
             self.reward_weights = torch.tensor(weights, dtype=torch.float32)
+        fault = Fault()
+        with fault.guard():
+            self._check_model()
+        check_agreement(run_options(self), fault=fault)
+
+    def _check_model(self) -> None:
         dropout = largest_dropout(self.model)
         missing = missing_columns(self.objective, unique_names(self.reward_func_names), self.num_generations)
         needs = self.objective.capabilities
@@ -150,17 +161,17 @@ class SetupMixin(SamplingMixin):
             warnings.warn(
                 f"dropout = {dropout} is active: log-probabilities recomputed for ratios differ from those of the "
                 "training pass by chance. Set disable_dropout=True, and the dropout rates of the model's config to 0.",
-                stacklevel=3,
+                stacklevel=4,
             )
         if noise := getattr(self.args, "neftune_noise_alpha", None):
             warnings.warn(
                 f"neftune_noise_alpha = {noise}: log-probabilities recomputed for ratios differ from those of the "
                 "training pass by chance.",
-                stacklevel=3,
+                stacklevel=4,
             )
         if self.num_generations_eval < self.objective.capabilities.min_group_size and self.args.do_eval:
             warnings.warn(
                 f"num_generations_eval is {self.num_generations_eval}, below the objective's smallest group "
                 f"({self.objective.capabilities.min_group_size}): the evaluation loss is 0; rewards are still logged.",
-                stacklevel=3,
+                stacklevel=4,
             )

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from accelerate.utils import gather_object
 
+from rlobjectives.distributed import Communicator, raised_together
 from rlobjectives.errors import CapabilityError
 
 __all__ = ["raise_together", "said_by_ranks"]
@@ -30,13 +31,8 @@ def raise_together(sentence: str | None) -> None:
         sentence: What is wrong here, or None.
 
     Raises:
-        CapabilityError: With the sentence of the first rank that has one.
+        CapabilityError: With this rank's sentence; on ranks without one `RankError`, with those of the others.
     """
-    everywhere = said_by_ranks(sentence)
-    for rank, said in enumerate(everywhere):
-        if said:
-            several = len(everywhere) > 1
-            where, tail = (
-                (f"rank {rank}: ", f" Raised on all {len(everywhere)} ranks.") if several else ("", "")
-            )
-            raise CapabilityError(f"{where}{said}{tail}")
+    with raised_together(Communicator.world()):
+        if sentence:
+            raise CapabilityError(sentence)
