@@ -6,6 +6,7 @@ by itself. A checkpoint of several files is a folder with a marker, written last
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import struct
 import zipfile
@@ -29,6 +30,7 @@ BEGUN = "_rlobjectives_begun"
 
 _ARCHIVES = (".pt", ".pth", ".ckpt", ".bin")
 _CHUNK = 1 << 20
+_LARGE = 1 << 24
 _THREADS = 4
 # What zipfile raises where bytes of an archive are not what they were.
 _UNREADABLE = (
@@ -49,19 +51,20 @@ def begin(folder: Path) -> None:
     (folder / MARKER).unlink(missing_ok=True)
 
 
-def finish(folder: Path) -> None:
+def finish(folder: Path, *, removable: str = "") -> None:
     """Mark a folder that was begun as whole."""
-    mark(folder)
+    mark(folder, removable=removable)
     (folder / BEGUN).unlink(missing_ok=True)
 
 
-def mark(folder: Path) -> None:
+def mark(folder: Path, *, removable: str = "") -> None:
     """List a folder's files, with size and checksum, in its marker. What was written is put on the disk first.
 
     Call it yourself for a checkpoint of an earlier release that you know to be whole.
 
     Args:
         folder: A checkpoint of several files.
+        removable: Pattern of names that people may delete on purpose; without them it is whole, too.
 
     Example:
         >>> import tempfile
@@ -83,7 +86,7 @@ def mark(folder: Path) -> None:
     with ThreadPoolExecutor(_THREADS) as pool:
         notes = list(pool.map(described, paths))
     files = {path.relative_to(folder).as_posix(): note for path, note in zip(paths, notes, strict=True)}
-    write_text(folder / MARKER, json.dumps({"format": 1, "files": files}))
+    write_text(folder / MARKER, json.dumps({"format": 1, "files": files, "removable": removable}))
 
 
 def trouble_with(path: Path, *, contents: bool = True) -> str:
@@ -125,7 +128,8 @@ def _trouble_with_folder(folder: Path) -> str:
         paths = sorted(path for path in folder.rglob("*") if path.is_file() and _judges_itself(path))
         return _first(folder, paths, _damage)
     try:
-        files: dict[str, dict[str, Any]] = json.loads(marker.read_text(encoding="utf-8"))["files"]
+        listed = json.loads(marker.read_text(encoding="utf-8"))
+        files: dict[str, dict[str, Any]] = listed["files"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         return f"is damaged: its marker {MARKER!r} cannot be read ({type(error).__name__})"
     if not files:
@@ -134,11 +138,11 @@ def _trouble_with_folder(folder: Path) -> str:
     def judged(path: Path) -> str:
         note = files[path.relative_to(folder).as_posix()]
         if not path.is_file():
-            return "is missing"
+            return "" if fnmatch.fnmatch(path.name, listed["removable"]) else "is missing"
         size = path.stat().st_size
         if size != note["size"]:
             return f"has {size:,} bytes and was written with {note['size']:,}"
-        damage = _damage(path) if note["kind"] == "archive" else ""
+        damage = _damage(path) if path.suffix in _ARCHIVES else ""
         return damage or ("" if _fingerprint(path) == note else "is not the file that was written")
 
     return _first(folder, [folder / name for name in sorted(files)], judged)
@@ -156,9 +160,12 @@ def _judges_itself(path: Path) -> bool:
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
-    """Size and checksum. Of an archive: that of its table of contents, which holds the checksums of its parts."""
+    """Size and checksum. Of a large archive: that of its table of contents, which holds the checksums of its parts.
+
+    So what was written need not be read back at once.
+    """
     size = path.stat().st_size
-    if path.suffix in _ARCHIVES and torch.serialization.get_crc32_options() and zipfile.is_zipfile(path):
+    if size > _LARGE and path.suffix in _ARCHIVES and torch.serialization.get_crc32_options() and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             table = [f"{one.filename}:{one.file_size}:{one.CRC}" for one in archive.infolist()]
         return {"kind": "archive", "size": size, "crc": zlib.crc32("\n".join(table).encode())}

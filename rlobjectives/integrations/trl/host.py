@@ -42,6 +42,7 @@ CONTRACT: dict[str, tuple[str, ...]] = {
         "batch_size",
         "compute_entropy",
     ),
+    "train": ("resume_from_checkpoint",),
     "_save_checkpoint": ("model", "trial"),
     "_load_rng_state": ("checkpoint",),
     "_get_output_dir": ("trial",),
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
         def evaluate(self, *args: Any, **kwargs: Any) -> Any: ...  # noqa: D102
         def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> Any: ...  # noqa: D102
         def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...  # noqa: D102
+        def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any: ...  # noqa: D102
         def _save_checkpoint(self, model: nn.Module, trial: Any) -> None: ...
         def _load_rng_state(self, checkpoint: str | None) -> None: ...
         def _get_output_dir(self, trial: Any) -> str: ...
