@@ -19,15 +19,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-import environment
+import environment  # noqa: E402
 
-environment.apply()
+environment.apply()  # before torch, whose thread pools read it once
 
-import torch
+import torch  # noqa: E402
 
-from tests.faults import page
-from tests.faults.catalogue import CELLS
-from tests.faults.cells import Outcome, Stage
+from tests.faults import page  # noqa: E402
+from tests.faults.catalogue import CELLS  # noqa: E402
+from tests.faults.cells import Outcome, Stage  # noqa: E402
 
 RESULTS = ROOT / "runs" / "faults"
 
@@ -60,12 +60,16 @@ def play(names: list[str], folder: Path, limit: float) -> None:
                 flush=True,
             )
             if outcome.verdict not in page.GOOD:
-                print("\n".join(f"      {words[:300]}" for words in (*outcome.ranks, outcome.left)), flush=True)
+                print(
+                    "\n".join(f"      {words[:300]}" for words in (*outcome.ranks, outcome.left)), flush=True
+                )
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cells", nargs="*", help="names or patterns (HOST.FAULT); default: those without a result")
+    parser.add_argument(
+        "cells", nargs="*", help="names or patterns (HOST.FAULT); default: those without a result"
+    )
     parser.add_argument("--write", action="store_true", help="only write the page from the results there are")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds after which a run hangs")
@@ -75,7 +79,11 @@ def main(arguments: list[str]) -> int:
         names = [
             cell.name
             for cell in CELLS
-            if (any(fnmatch.fnmatch(cell.name, one) for one in given.cells) if given.cells else cell.name not in found)
+            if (
+                any(fnmatch.fnmatch(cell.name, one) for one in given.cells)
+                if given.cells
+                else cell.name not in found
+            )
         ]
         if not names and given.cells:
             parser.error(f"no cell is named {' or '.join(given.cells)}; for example: {CELLS[0].name}")
@@ -87,7 +95,9 @@ def main(arguments: list[str]) -> int:
     for name, verdict in bad.items():
         print(f"{name}: {verdict}")
     if missing:
-        print(f"{len(missing)} cells have no result yet ({', '.join(missing[:3])} …); the page is written when none is missing.")
+        print(
+            f"{len(missing)} cells have no result yet ({', '.join(missing[:3])} …); the page is written when none is missing."
+        )
         return 1
     machine = f"{os.cpu_count()} cores with torch {torch.__version__.split('+')[0]}, gloo and Python {platform.python_version()}"
     page.PATH.write_text(page.written(found, given.results.resolve(), machine), encoding="utf-8")

@@ -102,16 +102,16 @@ _FILES = (
     Fault("missing", "resume from a checkpoint that is not there", "missing", rank=None, resumes=True),
     Fault("half", "resume from half a checkpoint", "half", rank=None, resumes=True),
     Fault("damaged", "resume from a checkpoint with flipped bytes", "damage", rank=None, resumes=True),
-    Fault("foreign", "resume from a file that is no checkpoint of this run", "foreign", rank=None, resumes=True),
+    Fault(
+        "foreign", "resume from a file that is no checkpoint of this run", "foreign", rank=None, resumes=True
+    ),
 )
 FAULTS = _ERRORS + _SIGNALS + _FILES
 
 NOT_HERE: dict[tuple[str, str], str] = {
     ("own", "other-rate"): "the loop owns its optimizer",
     ("own", "other-epochs"): "the loop owns its passes",
-    **{
-        (host.name, "fewer-losses"): "the host runs the losses" for host in HOSTS if host.name != "own"
-    },
+    **{(host.name, "fewer-losses"): "the host runs the losses" for host in HOSTS if host.name != "own"},
 }
 """Cells that have no meaning, and why."""
 

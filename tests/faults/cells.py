@@ -57,7 +57,7 @@ class Stage:
         self.model = save_small_model(self.folder / "model")
         self._clean: dict[str, Run] = {}
 
-    def __enter__(self) -> Stage:
+    def __enter__(self):
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,7 +71,9 @@ class Stage:
             run = self._run(host, where / "logs", where / "saves")
             if not run.finished:
                 said = [rank.words for rank in run.ranks]
-                raise RuntimeError(f"the run of {host.title} without a fault did not finish: {said}; see {where}")
+                raise RuntimeError(
+                    f"the run of {host.title} without a fault did not finish: {said}; see {where}"
+                )
             self._clean[host.name] = run
         return self._clean[host.name].weights[0]
 

@@ -19,7 +19,10 @@ _NONE = "–"
 _TEXT = Path(__file__).with_name("page.md")
 _GLOO = re.compile(r"\[/[^\]]*third_party/(gloo/[^\]]*?)\]\s*")
 _ADDRESS = re.compile(r"\[?(127\.0\.0\.1|::1)\]?:\d+")
-_CHATTER = (" This is typically caused by a remote worker crashing.", " Check the logs of the remote worker before")
+_CHATTER = (
+    " This is typically caused by a remote worker crashing.",
+    " Check the logs of the remote worker before",
+)
 
 
 def written(outcomes: Mapping[str, Outcome], folder: Path, machine: str) -> str:
@@ -30,7 +33,14 @@ def written(outcomes: Mapping[str, Outcome], folder: Path, machine: str) -> str:
         folder: In which they were played; its name is left out of messages.
         machine: On what, in words.
     """
-    lines = [_TEXT.read_text(encoding="utf-8").rstrip(), "", f"Played on {machine}.", "", "## At a glance", ""]
+    lines = [
+        _TEXT.read_text(encoding="utf-8").rstrip(),
+        "",
+        f"Played on {machine}.",
+        "",
+        "## At a glance",
+        "",
+    ]
     lines += _row("fault", *(host.title for host in HOSTS))
     lines += [f"|---{'|---' * len(HOSTS)}|"]
     for fault in FAULTS:
@@ -49,7 +59,9 @@ def written(outcomes: Mapping[str, Outcome], folder: Path, machine: str) -> str:
 
 def _details(cell: Cell, outcome: Outcome, folder: Path) -> list[str]:
     ranks = [_short(words, folder) for words in outcome.ranks]
-    return _row(cell.fault.title, *ranks, f"{outcome.seconds:.1f}", _short(outcome.left, folder, 2 * _LONGEST))
+    return _row(
+        cell.fault.title, *ranks, f"{outcome.seconds:.1f}", _short(outcome.left, folder, 2 * _LONGEST)
+    )
 
 
 def _glance(outcome: Outcome | None) -> str:
@@ -95,7 +107,9 @@ def parsed(page: str) -> dict[str, tuple[str, float | None]]:
     ]
     head, *body = rows
     if head[1:] != [host.title for host in HOSTS] or [row[0] for row in body] != [f.title for f in FAULTS]:
-        raise ValueError("docs/faults.md has other hosts or faults than the catalogue: run tools/fault_table.py")
+        raise ValueError(
+            "docs/faults.md has other hosts or faults than the catalogue: run tools/fault_table.py"
+        )
     found: dict[str, tuple[str, float | None]] = {}
     for fault, row in zip(FAULTS, body, strict=True):
         for host, text in zip(HOSTS, row[1:], strict=True):

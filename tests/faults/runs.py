@@ -112,7 +112,7 @@ class Runner:
         self.alive: set[int] = set()
         self.mounts = bool(self._next(time.monotonic() + START_LIMIT)["mounts"])
 
-    def __enter__(self) -> Runner:
+    def __enter__(self):
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -215,9 +215,7 @@ def _gathered(logs: Path, ends: list[dict[str, Any] | None]) -> Run:
         )
         for end, word in zip(ends, words, strict=True)
     ]
-    weights = [
-        torch.load(logs / f"weights-{rank}.pt") for rank, ended in enumerate(ranks) if ended.finished
-    ]
+    weights = [torch.load(logs / f"weights-{rank}.pt") for rank, ended in enumerate(ranks) if ended.finished]
     return Run(ranks, weights, struck.exists())
 
 

@@ -6,7 +6,6 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rlobjectives.integrations.trl import ObjectiveConfig, ObjectiveGRPOTrainer

@@ -42,7 +42,6 @@ CONTRACT: dict[str, tuple[str, ...]] = {
         "batch_size",
         "compute_entropy",
     ),
-    "train": ("resume_from_checkpoint",),
     "_save_checkpoint": ("model", "trial"),
     "_load_rng_state": ("checkpoint",),
     "_get_output_dir": ("trial",),
@@ -90,7 +89,6 @@ if TYPE_CHECKING:
         ) -> Tensor: ...
         def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]: ...
         def _get_per_token_logps_and_entropies(self, model: nn.Module, **kwargs: Any) -> tuple[Any, ...]: ...
-        def train(self, *args: Any, **kwargs: Any) -> Any: ...  # noqa: D102
         def evaluate(self, *args: Any, **kwargs: Any) -> Any: ...  # noqa: D102
         def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> Any: ...  # noqa: D102
         def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...  # noqa: D102

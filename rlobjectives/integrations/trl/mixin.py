@@ -101,15 +101,6 @@ class ObjectiveMixin(SetupMixin):
 
     # An exception on one rank ends all of them
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as TRL does; an exception on one rank, anywhere in here, ends all of them within seconds.
-
-        Raises:
-            RankError: If another rank failed, with its words.
-        """
-        with watched(new_run=True), ends_together():
-            return super().train(*args, **kwargs)
-
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate as TRL does; an exception on one rank ends all of them."""
         with ends_together():
@@ -275,7 +266,7 @@ class ObjectiveMixin(SetupMixin):
             super()._save_checkpoint(model, trial)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """TRL's training, from a checkpoint that was verified.
+        """TRL's training, from a checkpoint that was verified; an exception on one rank ends all of them within seconds.
 
         Args:
             resume_from_checkpoint: A checkpoint; or True for the last whole one, with a warning that names those that are
@@ -285,9 +276,11 @@ class ObjectiveMixin(SetupMixin):
 
         Raises:
             CheckpointError: On all ranks, if the checkpoint is half, damaged or empty, with the one to take instead.
+            RankError: If another rank failed, with its words.
         """
-        chosen = checkpoint_to_resume(self, resume_from_checkpoint)
-        return super().train(chosen, *args, **kwargs)
+        with watched(new_run=True), ends_together():
+            chosen = checkpoint_to_resume(self, resume_from_checkpoint)
+            return super().train(chosen, *args, **kwargs)
 
     def _rollout_in_use(self) -> Rollout:
         used_up = self._step % (self.args.steps_per_generation * self.args.num_iterations) == 0
