@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,23 +64,31 @@ class Stage:
     def __exit__(self, *_: object) -> None:
         self.runner.__exit__()
 
-    def clean(self, host: Host) -> torch.Tensor:
-        """Weights at the end of the host's run without any fault, whose checkpoints stay."""
-        if host.name not in self._clean:
-            where = self.folder / f"{host.name}.clean"
+    def clean(self, host: Host, fault: Mapping[str, Any] | None = None) -> torch.Tensor:
+        """Weights at the end of the host's run without any fault, or with one that it is known to take rightly.
+
+        Checkpoints of these runs stay.
+        """
+        name = f"{host.name}.{fault['action'] if fault else 'clean'}"
+        if name not in self._clean:
+            where = self.folder / name
             shutil.rmtree(where, ignore_errors=True)
-            run = self._run(host, where / "logs", where / "saves")
+            run = self._run(host, where / "logs", where / "saves", fault=fault or {})
             if not run.finished:
                 said = [rank.words for rank in run.ranks]
-                raise RuntimeError(
-                    f"the run of {host.title} without a fault did not finish: {said}; see {where}"
-                )
-            self._clean[host.name] = run
-        return self._clean[host.name].weights[0]
+                raise RuntimeError(f"{name}: this run of {host.title} did not finish: {said}; see {where}")
+            self._clean[name] = run
+        return self._clean[name].weights[0]
 
     def play(self, cell: Cell) -> Outcome:
         """Run the cell and judge it."""
         expected = self.clean(cell.host)
+        fault = asdict(cell.fault)
+        if cell.host.ranks == 1 and fault["rank"]:
+            fault["rank"] = 0
+        if cell.fault.name == "nan-reward" and cell.host.program != "own_loop":
+            # Of a reward function: it cannot score this one, as if it had returned None.
+            expected = self.clean(cell.host, {**fault, "action": "none"})
         where = self.folder / cell.name
         shutil.rmtree(where, ignore_errors=True)
         saves = where / "saves"
@@ -90,7 +99,6 @@ class Stage:
                 return self._resume_from_bad(cell, where, expected)
             if cell.fault.action == "read-only":
                 saves.chmod(0o555)
-            fault = {**asdict(cell.fault)}
             run = self._run(cell.host, where / "first", saves, fault=fault)
             saves.chmod(0o755) if saves.exists() else None
             verdict = self._verdict(run, expected)

@@ -88,6 +88,8 @@ class Injection:
         """A value that may come out as NaN or too short."""
         if not self.due(place):
             return value
+        if self.action == "none":
+            return [None, *value[1:]]
         if self.action == "nan":
             if isinstance(value, list):
                 return [float("nan"), *value[1:]]
