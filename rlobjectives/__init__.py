@@ -13,6 +13,7 @@ from rlobjectives.distributed import (
 )
 from rlobjectives.errors import (
     CapabilityError,
+    CheckpointError,
     MissingColumnError,
     NonFiniteError,
     RankError,
@@ -122,6 +123,7 @@ __all__ = [
     "BatchBaseline",
     "Capabilities",
     "CapabilityError",
+    "CheckpointError",
     "ClippedSurrogate",
     "ClippedValueLoss",
     "Combined",

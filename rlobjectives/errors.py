@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = [
     "CapabilityError",
+    "CheckpointError",
     "MissingColumnError",
     "NonFiniteError",
     "RLObjectivesError",
@@ -31,6 +32,10 @@ class NonFiniteError(RLObjectivesError, ValueError):
 
 class CapabilityError(RLObjectivesError, ValueError):
     """The objective asks for something the trainer, the data or another part cannot give."""
+
+
+class CheckpointError(CapabilityError):
+    """A checkpoint is half, damaged, of another run, or cannot be written where it should be."""
 
 
 class MissingColumnError(RLObjectivesError, LookupError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import typing
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 import rlobjectives.integrations.lightning as integration
 from rlobjectives.cli.failures import ConfigurationError, one_message, reported
 from rlobjectives.cli.named import names_in_arguments, names_in_files
-from rlobjectives.errors import CapabilityError
+from rlobjectives.errors import CapabilityError, CheckpointError
+from rlobjectives.integrations.checkpoint_files import trouble_with
 
 __all__ = ["ConfigurationError", "ObjectiveCLI", "run"]
 
@@ -38,8 +38,18 @@ class ObjectiveCLI(LightningCLI):
             super().parse_arguments(parser, args if spelled_out == given else spelled_out)
         # Already here: the next thing LightningCLI does is to look into the checkpoint, and to seed.
         options = self.config.get(self.config.get("subcommand"))
-        check_checkpoint(options and options.get("ckpt_path"))
-        check_run_seed(options and options.get("seed_everything"))
+        if options:
+            check_checkpoint(options.get("ckpt_path"))
+            check_run_seed(options.get("seed_everything"))
+            # Left open, Lightning unpickles a checkpoint that lies at an address.
+            if options.get("weights_only") is None:
+                options["weights_only"] = True
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: LightningCLI would let what a checkpoint calls hyper-parameters overrule the configuration.
+
+        No checkpoint of this library holds any; one that does could name another model, and run that model's code.
+        """
 
     def before_instantiate_classes(self) -> None:
         """Check what can be checked before a model is loaded."""
@@ -93,16 +103,14 @@ def check_trainer_options(options: Any) -> None:
 
 
 def check_checkpoint(path: Any) -> None:
-    """Refuse a checkpoint that was not written to its end; a folder, as sharded strategies write, is not looked into.
+    """Refuse a file that is no whole checkpoint before anything is built; its contents are verified when it is loaded.
 
     Raises:
-        CapabilityError: With the file's name, which torch does not tell.
+        CheckpointError: With the file's name, which torch does not tell.
     """
-    if path is not None and Path(path).is_file() and not zipfile.is_zipfile(path):
-        raise CapabilityError(
-            f"ckpt_path {str(path)!r} is no whole checkpoint ({Path(path).stat().st_size:,} bytes): its end is missing, "
-            "as after a crash or on a full disk. Take an earlier one."
-        )
+    file = None if path is None else Path(str(path))
+    if file is not None and file.is_file() and (trouble := trouble_with(file, contents=False)):
+        raise CheckpointError(f"ckpt_path {str(path)!r} {trouble}. Take an earlier one.")
 
 
 def check_run_seed(seed: Any) -> None:

@@ -51,14 +51,14 @@ class _Alarm:
         store = dist.distributed_c10d._get_default_store()
         return cls(store, dist.get_rank(), dist.get_world_size())
 
-    def ring(self, text: str) -> None:
-        """Tell the others, unless one of them was first, and give them time to hear it."""
+    def ring(self, text: str, *, gone: int = 0) -> None:
+        """Tell the others, unless one of them was first, and give them time to hear it; not those that are gone."""
         try:
             if self.store.add(self._rung, 1) == 1:
                 self.cause = (self.rank, text)
                 self.store.set(self._cause, f"{self.rank} {text}")
             known, deadline = self.store.add(self._known, 1), time.monotonic() + _LINGER_SECONDS
-            while known < self.ranks and time.monotonic() < deadline:
+            while known < self.ranks - gone and time.monotonic() < deadline:
                 time.sleep(0.02)
                 known = self.store.add(self._known, 0)
         except RuntimeError:  # whoever kept the store is gone: there is nobody left to tell through it
@@ -210,7 +210,7 @@ def tell(error: BaseException, alarm: _Alarm | None = None) -> RankError | None:
             f"another rank is gone without a word (killed, or out of memory?): {in_words(error)} Its own log, and "
             "the kernel's, may say more."
         )
-        alarm.ring(in_words(other))
+        alarm.ring(in_words(other), gone=1)
         told(other)
     return other
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -39,6 +39,35 @@ class RandomState:
         self._python = random.getstate()
         numpy = sys.modules.get("numpy")
         self._numpy: Any = None if numpy is None else numpy.random.get_state()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states as plain data and tensors, for a checkpoint that is read with ``weights_only=True``."""
+        numpy = self._numpy
+        if numpy is not None:
+            name, keys, *rest = numpy
+            numpy = [name, torch.tensor([int(key) for key in keys]), *rest]
+        return {"cpu": self._cpu, "devices": self._devices, "python": self._python, "numpy": numpy}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> RandomState:
+        """The inverse of `state_dict`.
+
+        Example:
+            >>> state = RandomState.from_state_dict(RandomState().state_dict())
+            >>> first = random.random()
+            >>> state.restore()
+            >>> random.random() == first
+            True
+        """
+        found = cls()
+        found._cpu = state["cpu"].cpu()
+        found._devices = [one.cpu() for one in state["devices"]] if found._devices else []
+        version, numbers, spare = state["python"]
+        found._python = (version, tuple(numbers), spare)
+        if state["numpy"] is not None and found._numpy is not None:
+            name, keys, *rest = state["numpy"]
+            found._numpy = (name, [int(key) for key in keys], *rest)
+        return found
 
     def restore(self) -> None:
         """Put every generator back."""

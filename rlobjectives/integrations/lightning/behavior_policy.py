@@ -36,6 +36,8 @@ class StaleSampling(_Base):
 
     model: Any
     snapshots: PolicySnapshots | None = None
+    rollouts_made: int
+    _sampling_for: int | None = None
 
     if TYPE_CHECKING:
 
@@ -59,6 +61,7 @@ class StaleSampling(_Base):
             return
         engine = self._ready()
         engine.settle()  # what the strategy has gathered would be neither copied nor replaced
+        self._sampling_for = self.rollouts_made
         with self.snapshots.acting(self.model):
             try:
                 yield
@@ -74,7 +77,10 @@ class StaleSampling(_Base):
         super().on_save_checkpoint(checkpoint)
         if self.snapshots is not None:
             self._ready().settle()
-            checkpoint[_CHECKPOINT_KEY] = self.snapshots.state_dict(self.model)
+            state = self.snapshots.state_dict(self.model)
+            if self._sampling_for == self.rollouts_made:  # interrupted before it was made: it comes again
+                state["rollouts"] -= 1
+            checkpoint[_CHECKPOINT_KEY] = state
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Continue with the snapshots of the interrupted run.

@@ -12,6 +12,7 @@ from rlobjectives.component import WindowContext
 from rlobjectives.estimators.credit_metrics import value_metrics
 from rlobjectives.integrations.lightning.bootstrap import bootstrap_values, with_next_place
 from rlobjectives.integrations.lightning.experience import Experience
+from rlobjectives.integrations.lightning.plan import Turn
 from rlobjectives.integrations.lightning.randomness import derive_seed
 from rlobjectives.integrations.lightning.rollout_round import Round
 from rlobjectives.integrations.lightning.updates import Updates
@@ -73,16 +74,13 @@ class CriticRound(Round):
         self.updates = _JointUpdates(module, engine, self.metrics)
         self.critic_updates = _CriticUpdates(module, engine, self.metrics, critic_objective(module.objective))
 
-    def _train(self, experience: Experience, estimate: Tensor, seed: int) -> None:
-        super()._train(experience, estimate, seed)
+    def _turns(self, experience: Experience, seed: int) -> list[Turn]:
         plan = self._plan(experience, self.module.critic_epochs, derive_seed(seed, "critic shuffle"))
-        for micro_batches in plan:
-            if self._finished():
-                break
-            self.critic_updates.update(experience, estimate, micro_batches, old_are_current=False)
+        return super()._turns(experience, seed) + [("critic", micro_batches) for micro_batches in plan]
 
-    def _updates(self) -> Updates:
-        return self.critic_updates if self.module.critic_warms_up else self.updates
+    def _updates(self, who: str) -> Updates:
+        alone = who == "critic" or self.module.critic_warms_up
+        return self.critic_updates if alone else self.updates
 
     @property
     def _scores_first(self) -> bool:

@@ -104,6 +104,7 @@ class PromptDataModule(LightningDataModule):
         self.shuffle = shuffle
         self.seed = seed
         self.consumed = 0
+        self._made_before: int | None = None
         self._sources: dict[str, tuple[PromptSource | None, str, Mapping[str, Any]]] = {
             "train": (dataset, split, dataset_options or {}),
             "val": (val_dataset, val_split, val_dataset_options or {}),
@@ -164,11 +165,23 @@ class PromptDataModule(LightningDataModule):
         del dataloader_idx
         if isinstance(batch, PromptBatch) and self.trainer is not None and self.trainer.training:
             self.consumed = batch.number + 1
+            self._made_before = self._rollouts_made()
         return batch
+
+    def _rollouts_made(self) -> int | None:
+        """How many rollouts the module has made of its batches; None if it does not count them."""
+        module = getattr(self.trainer, "lightning_module", None)
+        return getattr(module, "rollouts_made", None)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to continue with the next batch."""
-        return {"consumed": self.consumed, "seed": base_seed(self.seed), **self._order_facts()}
+        # A batch of which no rollout came, because sampling or scoring was interrupted, comes again.
+        waiting = self._made_before is not None and self._made_before == self._rollouts_made()
+        return {
+            "consumed": self.consumed - waiting,
+            "seed": base_seed(self.seed),
+            **self._order_facts(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the last batch consumed.
@@ -190,7 +203,7 @@ class PromptDataModule(LightningDataModule):
                 "would lead to other prompts. Resume with the same data and options, or start anew from the weights "
                 "alone."
             )
-        self.consumed = int(state_dict["consumed"])
+        self.consumed, self._made_before = int(state_dict["consumed"]), None
         self.seed = int(state_dict["seed"]) if self.seed is None else self.seed
 
     def _order_facts(self) -> dict[str, Any]:

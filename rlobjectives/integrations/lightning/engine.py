@@ -125,9 +125,16 @@ class Engine(abc.ABC):
         _check_norm(norm, "The weights were not changed.")
         if clip is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
+        self._begin_step()
         optimizer.step()
         optimizer.zero_grad()
         return norm
+
+    def _begin_step(self) -> None:
+        """From here on, until the step is counted, a checkpoint would hold weights of which only some have moved."""
+        unfinished = getattr(self.module, "unfinished", None)
+        if unfinished is not None:
+            unfinished.inside_step = True
 
 
 class SingleEngine(Engine):
@@ -227,6 +234,7 @@ class DeepSpeedEngine(Engine):
                 f"DeepSpeed clips gradients at {engine.gradient_clipping()}, but gradient_clip_val is {clip}. "
                 "Leave gradient_clipping out of the DeepSpeed configuration; it is written from gradient_clip_val."
             )
+        self._begin_step()
         optimizer.step()
         norm = torch.as_tensor(engine.get_global_grad_norm())
         if engine.zero_optimization_stage() == 3:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlobjectives.capabilities import TrainerFacts, check
 from rlobjectives.checks import check_number, check_positive_int, check_seed
-from rlobjectives.distributed import check_agreement, ends_together
+from rlobjectives.distributed import Communicator, check_agreement, ends_together
 from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.emptiness import refuse_emptiness
 from rlobjectives.integrations.lightning.agreement import check_run, given_options, optimizer_options
@@ -21,7 +21,9 @@ from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.forward_state import dropouts, forward_side_effects
 from rlobjectives.integrations.lightning.normalization import check_normalized
 from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed, seeded
+from rlobjectives.integrations.lightning.resuming import ResumableRollouts
 from rlobjectives.integrations.lightning.rollout_round import Round
+from rlobjectives.integrations.lightning.termination import Termination
 from rlobjectives.integrations.probe import ROLLOUT_COLUMNS, missing_columns, reads_column
 from rlobjectives.objective import Objective
 from rlobjectives.rollouts import Rollouts
@@ -36,10 +38,8 @@ else:
 
 __all__ = ["ObjectiveMixin"]
 
-_CHECKPOINT_KEY = "rlobjectives"
 
-
-class ObjectiveMixin(_Base):
+class ObjectiveMixin(ResumableRollouts, _Base):
     """Adds the training loop of an objective to a `LightningModule`: list it before `LightningModule`.
 
     One ``training_step`` is one rollout and all optimizer steps on it::
@@ -62,7 +62,7 @@ class ObjectiveMixin(_Base):
 
     Each rollout starts from a seed made of `seed`, its number and the rank, and leaves the global generators as they
     were. So a run resumed from a checkpoint takes the very steps of an uninterrupted one, provided the data loader
-    resumes where it stopped.
+    resumes where it stopped; also from between two steps of a rollout (see `ResumableRollouts`).
 
     Args:
         objective: What to train for.
@@ -145,8 +145,9 @@ class ObjectiveMixin(_Base):
         self.seed = seed
         self.disable_dropout = disable_dropout
         self.max_empty_rollouts = max_empty_rollouts
-        self.rollouts_done = self._empty_rollouts = 0
+        self._empty_rollouts = 0
         self._engine: Engine | None = None
+        self._termination: Termination | None = None
         self._reads: dict[tuple[str, str], bool] = {}
 
     @property
@@ -285,15 +286,24 @@ class ObjectiveMixin(_Base):
         return getattr(self, method)(micro_batch)
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> None:
-        """One rollout and its optimizer steps."""
+        """One rollout and its optimizer steps; without a batch, the steps that are left of the last one."""
         del batch_idx
+        if self.unfinished is not None:
+            self._round(None)
+        if batch is not None and self.unfinished is None:
+            self._round(batch)
+        if self._termination is not None:
+            self._termination.agree(Communicator.world())
+
+    def _round(self, batch: Any) -> None:
         engine = self._ready()
         seed = derive_seed(base_seed(self.seed), "rollout", self.rollouts_done, engine.data_rank)
         engine.settle()
         with ends_together(), seeded(seed):
-            metrics = self.round_type(self, engine).run(batch, seed)
+            one = self.round_type(self, engine)
+            metrics = one.run(batch, seed) if self.unfinished is None else one.go_on(self.unfinished)
             engine.settle()
-        self.rollouts_done += 1
+        self.rollouts_done += self.unfinished is None
         skipped = metrics.get("optim/skipped_fraction", 0.0)
         self._empty_rollouts = self._empty_rollouts + 1 if skipped == 1.0 else 0
         refuse_emptiness(self._empty_rollouts, self.max_empty_rollouts, "the run would never reach max_steps")
@@ -319,6 +329,7 @@ class ObjectiveMixin(_Base):
             check_run(self)
             configure(self.trainer, self.gradient_clip_val)
             self._engine = None
+            self._termination = Termination(self.trainer)
 
     def single_optimizer(self) -> LightningOptimizer:
         """The module's only optimizer.
@@ -338,20 +349,6 @@ class ObjectiveMixin(_Base):
         """Advance every learning-rate scheduler by one optimizer step."""
         for config in self.trainer.lr_scheduler_configs:
             self.lr_scheduler_step(config.scheduler, None)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save how many rollouts were made and the seed they derive from: all the randomness there is."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint[_CHECKPOINT_KEY] = {"rollouts_done": self.rollouts_done, "seed": base_seed(self.seed)}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Continue the count, and the seed of the interrupted run unless the module names one."""
-        super().on_load_checkpoint(checkpoint)
-        saved = checkpoint.get(_CHECKPOINT_KEY)
-        if saved is None:  # weights of another kind of run, such as supervised training
-            return
-        self.rollouts_done = saved["rollouts_done"]
-        self.seed = saved["seed"] if self.seed is None else self.seed
 
     def _ready(self) -> Engine:
         """What can only be looked at once the strategy is set up; done at the first step."""

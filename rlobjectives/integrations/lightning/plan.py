@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["Plan", "plan_updates"]
+__all__ = ["Plan", "Turn", "plan_updates"]
 
 Plan = list[list[list[int]]]
 """For each update of a rollout, its micro-batches; each micro-batch lists positions of sequences."""
+Turn = tuple[str, list[list[int]]]
+"""One update of a rollout: who takes it, as the round calls it, and its micro-batches."""
 
 
 def plan_updates(

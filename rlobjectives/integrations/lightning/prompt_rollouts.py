@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from rlobjectives import statistics as kinds
 from rlobjectives.distributed import LOCAL, Communicator, synchronize
 from rlobjectives.distributed.synchronize import raised_together
 from rlobjectives.integrations.lightning import language_models
@@ -25,9 +26,9 @@ from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Mean, Stat, Sum, measured_values
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule
+    from rlobjectives.integrations.lightning.resuming import ResumableRollouts
 
-    _Base = LightningModule
+    _Base = ResumableRollouts
 else:
     _Base = object
 
@@ -110,6 +111,24 @@ class PromptRollouts(_Base):
         if self.has_reference:
             experience.ref_logprobs = self._reference_logprobs(experience)
         return experience
+
+    def unfinished_state(self) -> dict[str, Any]:
+        """What is logged of a rollout after its last step, and what callbacks show of it."""
+        state: dict[str, Any] = super().unfinished_state()
+        statistics = {name: [type(one).__name__, one.row] for name, one in self._rollout_statistics.items()}
+        state["statistics"] = {name: [kind, row.cpu()] for name, (kind, row) in statistics.items()}
+        state["transcript"] = None if self.last_rollout is None else self.last_rollout.state_dict()
+        return state
+
+    def load_unfinished_state(self, state: Mapping[str, Any]) -> None:
+        """Take it back."""
+        super().load_unfinished_state(state)
+        self._rollout_statistics = {
+            name: getattr(kinds, kind)(row.to(self.device))
+            for name, (kind, row) in state["statistics"].items()
+        }
+        if state["transcript"] is not None:
+            self.last_rollout = Transcript.from_state_dict(state["transcript"])
 
     def sample(
         self, batch: PromptBatch, repeats: int = 1, *, greedy: bool = False

@@ -14,8 +14,9 @@ from rlobjectives.distributed.synchronize import exchange
 from rlobjectives.estimators import group_metrics, length_metrics, reward_metrics
 from rlobjectives.integrations.lightning.experience import TOKEN_COLUMNS, Experience
 from rlobjectives.integrations.lightning.normalization import estimate_moments, normalized_estimate
-from rlobjectives.integrations.lightning.plan import Plan, plan_updates
+from rlobjectives.integrations.lightning.plan import Plan, Turn, plan_updates
 from rlobjectives.integrations.lightning.randomness import derive_seed
+from rlobjectives.integrations.lightning.unfinished import UnfinishedRollout
 from rlobjectives.integrations.lightning.updates import RoundMetrics, Updates
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Moments, Stat
@@ -29,6 +30,8 @@ __all__ = ["Round"]
 
 class Round:
     """One rollout and the optimizer steps taken on it. Lives for one ``training_step``.
+
+    The module's ``unfinished`` holds the rollout while steps are left, and after a stop before the last of them.
 
     Collectives, beside those of `Updates`, of the engine and of the module's own `rollout`: one after the rollout
     (rewards, what went wrong, number of micro-batches); and one more before it where an estimator reads what a
@@ -69,17 +72,49 @@ class Round:
         self.metrics.values["time/update_seconds"] = time.perf_counter() - rolled_out
         return self.metrics.all()
 
-    def _train(self, experience: Experience, estimate: Tensor, seed: int) -> None:
-        plan = self._plan(experience, self.module.epochs_per_rollout, derive_seed(seed, "shuffle"))
-        for position, micro_batches in enumerate(plan):
-            if self._finished():
-                break
-            # Old log-probabilities that came with the rollout are of other weights, and no substitute for a pass.
-            fresh = position == 0 and self._scored_now
-            self._updates().update(experience, estimate, micro_batches, old_are_current=fresh)
+    def go_on(self, unfinished: UnfinishedRollout) -> dict[str, float]:
+        """Take the steps that are left of a rollout, as if it had never been put aside.
 
-    def _updates(self) -> Updates:
+        Returns:
+            Metrics of the whole rollout; its sampling took no time here.
+        """
+        started = time.perf_counter()
+        self.metrics.go_on(unfinished.metrics)
+        unfinished.metrics = self.metrics
+        unfinished.random.restore()
+        self._take_steps(unfinished)
+        self.metrics.values["time/rollout_seconds"] = 0.0
+        self.metrics.values["time/update_seconds"] = time.perf_counter() - started
+        return self.metrics.all()
+
+    def _train(self, experience: Experience, estimate: Tensor, seed: int) -> None:
+        # Old log-probabilities that came with the rollout are of other weights, and no substitute for a pass.
+        fresh, turns = self._scored_now, self._turns(experience, seed)
+        self._take_steps(UnfinishedRollout(experience, estimate, turns, fresh, self.metrics))
+
+    def _take_steps(self, unfinished: UnfinishedRollout) -> None:
+        self.module.unfinished = unfinished
+        while unfinished.turns and not self._finished():
+            unfinished.begin()
+            who, micro_batches = unfinished.turns[0]
+            self._updates(who).update(
+                unfinished.experience,
+                unfinished.estimate,
+                micro_batches,
+                old_are_current=unfinished.old_are_current,
+            )
+            unfinished.done()
+        if not unfinished.turns:
+            self.module.unfinished = None
+
+    def _turns(self, experience: Experience, seed: int) -> list[Turn]:
+        """Every update of the rollout, in order."""
+        plan = self._plan(experience, self.module.epochs_per_rollout, derive_seed(seed, "shuffle"))
+        return [("", micro_batches) for micro_batches in plan]
+
+    def _updates(self, who: str) -> Updates:
         """The kind of update whose turn it is."""
+        del who
         return self.updates
 
     def _plan(self, experience: Experience, epochs: int, seed: int) -> Plan:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -42,6 +42,15 @@ class Transcript:
         scored = self.scored[:, 0]
         right = (self.rewards[:, 0] >= threshold).double()
         return Mean.of(right, scored if counted is None else scored & counted)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data and tensors, for a checkpoint."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Transcript:
+        """The inverse of `state_dict`."""
+        return cls(**state)
 
     def records(self, limit: int | None = None) -> list[dict[str, Any]]:
         """One JSON-ready dictionary a completion; an unscored reward is None."""

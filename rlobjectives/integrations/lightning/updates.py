@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -190,6 +190,31 @@ class RoundMetrics:
         """Take in the report of one update's window."""
         self._reports.append(report)
         self._kinds.update(kinds)
+
+    def go_on(self, other: RoundMetrics) -> None:
+        """Take over what has been reported of a rollout before it was put aside."""
+        self.values.update(other.values)
+        self._reports = [*other._reports, *self._reports]
+        self._kinds.update(other._kinds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers, to go on from."""
+        reports = [[dict(one), one.weights if isinstance(one, Report) else None] for one in self._reports]
+        return {"values": dict(self.values), "reports": reports}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any], kinds: Mapping[str, type[Stat]]) -> RoundMetrics:
+        """The inverse of `state_dict`.
+
+        Args:
+            state: What was stored.
+            kinds: The statistic behind each metric of a window.
+        """
+        found = cls()
+        found.values.update(state["values"])
+        for numbers, weights in state["reports"]:
+            found.add(numbers if weights is None else Report(numbers, weights), kinds)
+        return found
 
     def all(self) -> dict[str, float]:
         """Everything, by name."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from rlobjectives.errors import CapabilityError
+from rlobjectives.integrations.checkpoint_files import MARKER, trouble_with
 from rlobjectives.integrations.trl.together import said_by_ranks
+from rlobjectives.integrations.whole_files import replacing
 
 if TYPE_CHECKING:
     from rlobjectives.integrations.trl.sampling import SamplingMixin
@@ -22,15 +26,21 @@ _SIZES = (
     "num_iterations",
     "num_generations",
 )
+# What log-probabilities of the same weights, or a step with the same gradient, depend on.
+_STEP = ("temperature", "bf16", "fp16", "disable_dropout", "neftune_noise_alpha", "max_grad_norm")
 
 
-def settings(objective: Any, config: Any) -> dict[str, str | int]:
-    """What a rollout that is half used depends on: how it was cut and judged, and by how many ranks."""
+Setting = str | int | float | bool | None
+
+
+def settings(objective: Any, config: Any) -> dict[str, Setting]:
+    """What the next step on a half-used rollout depends on: how it was cut, judged and scored, and by how many ranks."""
     sizes = {name: int(getattr(config, name)) for name in _SIZES}
-    return {"objective": objective.description, **sizes, "world_size": int(config.world_size)}
+    step: dict[str, Setting] = {name: getattr(config, name, None) for name in _STEP}
+    return {"objective": objective.description, **sizes, **step, "world_size": int(config.world_size)}
 
 
-def differences(stored: dict[str, str | int], now: dict[str, str | int]) -> str:
+def differences(stored: Mapping[str, Setting], now: Mapping[str, Setting]) -> str:
     """What changed, in words; empty where nothing did.
 
     Example:
@@ -74,8 +84,10 @@ def save_rollout(trainer: SamplingMixin, folder: str, rollout: Rollout) -> None:
         "generation": rollout.generation,
         "rollout": rollout.micro_batches,
         "settings": settings(trainer.objective, trainer.args),
+        "marked": True,
     }
-    torch.save(state, rollout_file(folder, trainer.args.process_index))
+    with replacing(Path(rollout_file(folder, trainer.args.process_index))) as temporary:
+        torch.save(state, temporary)
 
 
 def load_rollout(trainer: SamplingMixin, folder: str) -> None:
@@ -93,7 +105,9 @@ def load_rollout(trainer: SamplingMixin, folder: str) -> None:
         CapabilityError: On all ranks, if a setting is another one, or a rank's file is missing or cannot be read.
     """
     path, state, trouble = rollout_file(folder, trainer.args.process_index), None, ""
-    if os.path.isfile(path):
+    if os.path.isfile(path) and (damage := trouble_with(Path(path))):
+        trouble = f"{path} cannot be read: it {damage}"
+    elif os.path.isfile(path):
         try:
             device = (
                 trainer.args.device
@@ -102,6 +116,8 @@ def load_rollout(trainer: SamplingMixin, folder: str) -> None:
             state = torch.load(path, map_location=where, weights_only=True)
         except Exception as error:  # noqa: BLE001  # whatever it is, the other ranks must hear of it
             trouble = f"{path} cannot be read: {type(error).__name__}: {error}"
+    if state is not None and state.get("marked") and not Path(folder, MARKER).is_file():
+        trouble = f"{folder} has lost its marker {MARKER!r}, so nobody can tell whether it is whole"
     found = differences(state.get("settings", {}), settings(trainer.objective, trainer.args)) if state else ""
     mine = (
         trouble,

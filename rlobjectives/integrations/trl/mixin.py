@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +15,11 @@ from rlobjectives.distributed.ending import ends_together, watched
 from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.emptiness import refuse_emptiness
 from rlobjectives.integrations.trl.checkpoint import Rollout, load_rollout, save_rollout
+from rlobjectives.integrations.trl.checkpoint_folder import (
+    check_output_folder,
+    checkpoint_to_resume,
+    written_whole,
+)
 from rlobjectives.integrations.trl.columns import forward
 from rlobjectives.integrations.trl.settle import (
     ObjectiveLike,
@@ -84,6 +89,7 @@ class ObjectiveMixin(SetupMixin):
         chosen = one_of(objective, type(self).objective, config)
         if config is not None:
             self._settle(chosen, config, given)
+            check_output_folder(config)
             own = with_reference(self.objective, config)
             args = tuple(own if one is config else one for one in args)
             kwargs = {name: own if one is config else one for name, one in kwargs.items()}
@@ -94,15 +100,6 @@ class ObjectiveMixin(SetupMixin):
         self._finish_setup()
 
     # An exception on one rank ends all of them
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as TRL does; an exception on one rank, anywhere in here, ends all of them within seconds.
-
-        Raises:
-            RankError: If another rank failed, with its words.
-        """
-        with watched(new_run=True), ends_together():
-            return super().train(*args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate as TRL does; an exception on one rank ends all of them."""
@@ -250,15 +247,40 @@ class ObjectiveMixin(SetupMixin):
     # Checkpoints: a rollout that is not used up belongs to the state
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Store the rollout in use beside the checkpoint, so that a resumed run takes the same next step."""
-        super()._save_checkpoint(model, trial)
-        if not self.args.save_only_model:
-            here = f"checkpoint-{self.state.global_step}"
-            opened_at, rollout = self._before or (-1, self._rollout_in_use())
-            # The same step as then: its losses are there, but the optimizer's step is not (`enable_jit_checkpoint`).
-            if opened_at != self.state.global_step:
-                rollout = self._rollout_in_use()
-            save_rollout(self, os.path.join(self._get_output_dir(trial=trial), here), rollout)
+        """Store the rollout in use with the checkpoint, so that a resumed run takes the same next step.
+
+        Ours is written first and a marker last, so that a run killed in between leaves nothing that passes for a
+        checkpoint.
+
+        Raises:
+            CheckpointError: On all ranks, if one cannot write. Older checkpoints are untouched.
+        """
+        folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+        with written_whole(self, folder):
+            if not self.args.save_only_model:
+                opened_at, rollout = self._before or (-1, self._rollout_in_use())
+                # The same step as then: its losses are there, but the optimizer's step is not (`enable_jit_checkpoint`).
+                if opened_at != self.state.global_step:
+                    rollout = self._rollout_in_use()
+                save_rollout(self, str(folder), rollout)
+            super()._save_checkpoint(model, trial)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """TRL's training, from a checkpoint that was verified; an exception on one rank ends all of them within seconds.
+
+        Args:
+            resume_from_checkpoint: A checkpoint; or True for the last whole one, with a warning that names those that are
+                not.
+            *args: As for the TRL trainer.
+            **kwargs: The same.
+
+        Raises:
+            CheckpointError: On all ranks, if the checkpoint is half, damaged or empty, with the one to take instead.
+            RankError: If another rank failed, with its words.
+        """
+        with watched(new_run=True), ends_together():
+            chosen = checkpoint_to_resume(self, resume_from_checkpoint)
+            return super().train(chosen, *args, **kwargs)
 
     def _rollout_in_use(self) -> Rollout:
         used_up = self._step % (self.args.steps_per_generation * self.args.num_iterations) == 0

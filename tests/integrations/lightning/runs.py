@@ -106,12 +106,27 @@ def run(
 
 
 def stop_and_resume(strategy: str, folder: Path) -> dict[str, Any]:
-    """Four rollouts at once, and two and two with a checkpoint between them."""
-    whole = fit(ToyPolicy(sampled, seed=3, **SEVERAL), strategy, rollouts=4)
-    fit(ToyPolicy(sampled, seed=3, **SEVERAL), strategy, rollouts=4, max_steps=8, folder=folder)
-    torch.manual_seed(99)  # a resumed process does not stand where the stopped one stood
-    rest = fit(ToyPolicy(sampled, **SEVERAL), strategy, rollouts=4, resume=folder / "step=8.ckpt")
-    return {"whole": whole.trace, "rest": rest.trace}
+    """Four rollouts of four steps at once; and stopped at a rollout's end, or inside one, and resumed."""
+    found = {"whole": fit(Watched(seed=3), strategy, rollouts=4)}
+    for name, stop in (("rest", 8), ("rest inside", 6)):
+        place = folder / name
+        fit(Watched(seed=3), strategy, rollouts=4, max_steps=stop, folder=place)
+        torch.manual_seed(99)  # a resumed process does not stand where the stopped one stood
+        found[name] = fit(Watched(), strategy, rollouts=4, resume=place / f"step={stop}.ckpt", max_steps=16)
+    traces: dict[str, Any] = {name: policy.trace for name, policy in found.items()}
+    return {**traces, "begun": {name: policy.begun for name, policy in found.items()}}
+
+
+class Watched(ToyPolicy):
+    """Several updates on samples, and where each rollout began."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__(sampled, seed=seed, **SEVERAL)
+        self.begun: list[int] = []
+
+    def rollout(self, batch: torch.Tensor) -> Experience:
+        self.begun.append(self.trainer.global_step)
+        return super().rollout(batch)
 
 
 def all_cases(strategies: tuple[str, ...], folder: str) -> dict[str, dict[str, Any]]:

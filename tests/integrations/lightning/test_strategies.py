@@ -103,15 +103,26 @@ def test_an_empty_window_changes_nothing(found, strategy):
 
 
 @pytest.mark.parametrize("strategy", STATEFUL)
-def test_a_resumed_run_takes_the_steps_of_an_uninterrupted_one(found, strategy):
-    whole, rest = found(strategy)["resumed"]["whole"], found(strategy)["resumed"]["rest"]
+@pytest.mark.parametrize(
+    ("resumed", "steps", "begun"), [("rest", [12, 16], [8, 12]), ("rest inside", [8, 12, 16], [8, 12])]
+)
+def test_a_resumed_run_takes_the_steps_of_an_uninterrupted_one(found, strategy, resumed, steps, begun):
+    """From a rollout's end, and from between two of its steps: the same rollout goes on, and none is made twice."""
+    runs = found(strategy)["resumed"]
+    whole, rest = runs["whole"], runs[resumed]
     assert [step["steps"] for step in whole] == [4, 8, 12, 16]
-    assert [step["steps"] for step in rest] == [12, 16]
+    assert runs["begun"]["whole"] == [0, 4, 8, 12]
+    assert [step["steps"] for step in rest] == steps
+    assert runs["begun"][resumed] == begun
     assert not torch.equal(whole[1]["weights"], whole[2]["weights"])
-    for expected, resumed in zip(whole[2:], rest, strict=True):
-        assert torch.equal(expected["weights"], resumed["weights"])
-        assert torch.equal(expected["optimizer"], resumed["optimizer"])
-        assert expected["scheduler"] == resumed["scheduler"]
+    for expected, again in zip(whole[-len(steps) :], rest, strict=True):
+        assert torch.equal(expected["weights"], again["weights"])
+        assert torch.equal(expected["optimizer"], again["optimizer"])
+        assert expected["scheduler"] == again["scheduler"]
+        timeless = {name for name in expected["metrics"] if not name.startswith("time/")}
+        assert {name: again["metrics"][name] for name in timeless} == {
+            name: expected["metrics"][name] for name in timeless
+        }
 
 
 def test_several_updates_on_a_rollout_agree_between_strategies(found):

@@ -14,7 +14,8 @@ from transformers import TrainerCallback
 from trl import GRPOConfig
 
 from rlobjectives import CapabilityError
-from rlobjectives.integrations.trl import ObjectiveGRPOTrainer, checkpoint
+from rlobjectives.integrations.checkpoint_files import MARKER
+from rlobjectives.integrations.trl import ObjectiveGRPOTrainer, checkpoint, checkpoint_folder
 from tests.integrations.trl import tiny
 
 SHAPE = {
@@ -119,6 +120,8 @@ def test_a_step_that_was_not_taken_is_taken_again(
         ({"per_device_train_batch_size": 8}, "per_device_train_batch_size was 4 and is 8"),
         ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps was 1 and is 2"),
         ({"num_generations": 2}, "num_generations was 4 and is 2"),
+        ({"temperature": 0.7}, "temperature was 1.0 and is 0.7"),
+        ({"max_grad_norm": 0.5}, "max_grad_norm was 0.0 and is 0.5"),
         ({"objective": "grpo"}, r"objective was estimator=GDPO\("),
         ({"objective": {"name": "gdpo", "policy_loss": {"clip_high": 0.3}}}, "clip_high=0.3"),
     ],
@@ -166,9 +169,12 @@ def test_a_rank_without_its_file_stops_all(
         build(tmp_path, save_strategy="no").train(resume_from_checkpoint=step)
 
 
-def test_a_file_that_cannot_be_read_says_so(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where only this rank sees it: each machine verifies the files that it has."""
     build(tmp_path, max_steps=3).train()
     (tmp_path / "checkpoint-3" / "rollout_0.pt").write_bytes(b"PK")
+    (tmp_path / "checkpoint-3" / MARKER).unlink()
+    monkeypatch.setattr(checkpoint_folder, "trouble_with", lambda path: "")
     with pytest.raises(CapabilityError, match=r"rank 0: .*rollout_0.pt cannot be read"):
         build(tmp_path, save_strategy="no").train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 

@@ -60,7 +60,7 @@ class SaveCompletions(Callback):
     ) -> None:
         """Save a rollout's completions when it is time."""
         del outputs, batch, batch_idx  # the last starts anew in every epoch
-        self._rollouts = getattr(pl_module, "rollouts_done", self._rollouts + 1)
+        self._rollouts = getattr(pl_module, "rollouts_made", self._rollouts + 1)
         if (self._rollouts - 1) % self.every_n_rollouts == 0:
             self._save(trainer, getattr(pl_module, "last_rollout", None), "train")
 

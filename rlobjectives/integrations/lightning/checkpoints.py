@@ -1,0 +1,353 @@
+"""Checkpoints of a Lightning trainer: written under another name first, marked whole, and verified before loading."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+
+from rlobjectives.distributed import Communicator, Fault
+from rlobjectives.distributed.synchronize import exchange, raised_together
+from rlobjectives.errors import CheckpointError, RLObjectivesError
+from rlobjectives.integrations.checkpoint_files import MARKER, mark, refusal, trouble_with
+from rlobjectives.integrations.whole_files import replacing
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+    from rlobjectives.integrations.lightning.resuming import ResumableRollouts
+
+__all__ = ["WholeCheckpointIO", "guard_checkpoints", "is_local", "writes_folders"]
+
+_KEY = "rlobjectives"
+
+
+def is_local(path: Any) -> bool:
+    """Whether a path is on this machine, and no address of a store elsewhere."""
+    return "://" not in str(path)
+
+
+def writes_folders(strategy: Any) -> bool:
+    """Whether every rank writes its own files, into a folder."""
+    if isinstance(strategy, ModelParallelStrategy):
+        return bool(strategy._save_distributed_checkpoint)
+    return isinstance(strategy, DeepSpeedStrategy)
+
+
+def guard_checkpoints(module: ResumableRollouts, trainer: Trainer) -> CheckpointGuard:
+    """Have a trainer write whole checkpoints and load no others; the second time, what it has already.
+
+    Args:
+        module: Whose rollout in use goes into checkpoints.
+        trainer: Whose strategy writes and loads them.
+    """
+    strategy: Any = trainer.strategy
+    if type(strategy.checkpoint_io) is TorchCheckpointIO:
+        strategy.checkpoint_io = WholeCheckpointIO()
+    guard: CheckpointGuard | None = getattr(strategy, "rlobjectives_guard", None)
+    if guard is None:
+        guard = strategy.rlobjectives_guard = CheckpointGuard(module, trainer)
+    guard.module = module
+    return guard
+
+
+class WholeCheckpointIO(TorchCheckpointIO):
+    """Lightning's checkpoints of one file: whole or not there, without a copy in memory, and errors are raised.
+
+    Lightning's own writer takes a folder that cannot be written for a success.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write a file beside `path`, put it on the disk, and move it into place.
+
+        Raises:
+            CheckpointError: If it cannot be written. What was there before is untouched.
+        """
+        if storage_options is not None or not is_local(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        path = Path(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for stale in path.parent.glob(f".{path.name}-*.partial{path.suffix}"):  # of a run that was killed
+                stale.unlink(missing_ok=True)
+            with replacing(path) as temporary:
+                torch.save(checkpoint, temporary)
+        except (
+            OSError,
+            RuntimeError,
+        ) as error:  # torch's writer raises a RuntimeError where the disk is full
+            raise CheckpointError(
+                f"checkpoint {str(path)!r} could not be written: {_first_line(error)}. What was there before is untouched. "
+                "Free space or give a folder that can be written."
+            ) from error
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Remove a checkpoint, with the rollout that may lie beside it."""
+        super().remove_checkpoint(path)
+        if is_local(path):
+            shutil.rmtree(_beside(Path(path)), ignore_errors=True)
+
+
+class CheckpointGuard:
+    """Stands before a strategy's methods that write and load checkpoints.
+
+    Args:
+        module: Whose rollout in use goes into checkpoints.
+        trainer: Whose strategy it is.
+    """
+
+    def __init__(self, module: ResumableRollouts, trainer: Trainer) -> None:
+        self.module = module
+        self.trainer = trainer
+        self.has_fitted = False
+        self.strategy: Any = trainer.strategy
+        self._save = self.strategy.save_checkpoint
+        self._load = self.strategy.load_checkpoint
+        self._load_weights = self.strategy.load_model_state_dict
+        self.strategy.save_checkpoint = self.save
+        self.strategy.load_checkpoint = self.load
+        self.strategy.load_model_state_dict = self.load_weights
+
+    # Writing.
+
+    def save(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Write a checkpoint, whole or not at all.
+
+        Raises:
+            CheckpointError: If it cannot be written; the other ranks raise a `RankError`.
+        """
+        if storage_options is None and is_local(filepath) and writes_folders(self.strategy):
+            self._save_folder(checkpoint, filepath)
+            return
+        # After an error ranks may be anywhere, and only a strategy that shards needs the others.
+        fault, together = Fault(), self.trainer.state.status != TrainerStatus.INTERRUPTED
+        with fault.guard():
+            self._put_rollout(checkpoint, filepath)
+            self._save(checkpoint, filepath, storage_options=storage_options)
+        if together:
+            exchange({}, Communicator.world(), fault=fault)
+        elif fault.error is not None:
+            raise fault.error
+        if getattr(self.strategy, "local_rank", 0) == 0:
+            self._forget_rollouts(checkpoint, filepath)
+
+    def _put_rollout(self, checkpoint: dict[str, Any], filepath: Any) -> None:
+        """This rank's part of the rollout in use: in the checkpoint of a single rank, else in a file beside it."""
+        header = checkpoint.get(_KEY, {}).get("unfinished")
+        if header is None or header["trouble"]:
+            return
+        if header["ranks"] == 1:
+            header["here"] = self.module.unfinished_here()
+            return
+        if not is_local(filepath):
+            header["trouble"] = (
+                "the rollouts of several ranks are not stored with a checkpoint on another machine"
+            )
+            return
+        _write_rollout(
+            _file_beside(filepath, header, self.strategy.global_rank), self.module.unfinished_here()
+        )
+
+    def _forget_rollouts(self, checkpoint: Mapping[str, Any], filepath: Any) -> None:
+        """Remove rollouts of the checkpoint that stood here before."""
+        if not is_local(filepath):
+            return
+        folder, header = _beside(Path(filepath)), checkpoint.get(_KEY, {}).get("unfinished")
+        if header is None or header["ranks"] == 1:
+            shutil.rmtree(folder, ignore_errors=True)
+            return
+        for file in folder.glob("*.pt") if folder.is_dir() else ():
+            if not file.name.startswith(f"{header['step']}_"):
+                file.unlink(missing_ok=True)
+
+    def _save_folder(self, checkpoint: dict[str, Any], filepath: Any) -> None:
+        path, token = self.strategy.broadcast((str(filepath), secrets.token_hex(4)))
+        path = Path(path)
+        partial = path.with_name(f".{path.name}.partial-{token}")
+        world = Communicator.world()
+        with raised_together(world), _named(path):
+            if self.strategy.global_rank == 0:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                for stale in path.parent.glob(f".{path.name}.partial-*"):  # of a run that was killed
+                    shutil.rmtree(stale)
+                partial.mkdir()
+        with raised_together(world), _named(path):
+            partial.mkdir(parents=True, exist_ok=True)  # where machines do not share their disks
+            header = checkpoint.get(_KEY, {}).get("unfinished")
+            if header is not None and not header["trouble"]:
+                _write_rollout(
+                    _file_inside(partial, self.strategy.global_rank), self.module.unfinished_here()
+                )
+            if _KEY in checkpoint:
+                checkpoint[_KEY]["marked"] = True
+        with _named(path):  # the ranks meet inside: one that fails cannot wait for them here
+            self._save(checkpoint, partial)
+        for leader in (True, False):
+            with raised_together(world), _named(path):
+                first = self.strategy.global_rank == 0
+                if first if leader else self.strategy.local_rank == 0 and not first and partial.is_dir():
+                    mark(partial)
+                    _put_in_place(partial, path)
+
+    # Loading.
+
+    def load(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Verify a checkpoint and load it, without running code that a pickle may hold unless that was asked for.
+
+        Raises:
+            CheckpointError: If it is half, damaged, empty, or no checkpoint of Lightning; with the one to take instead.
+        """
+        world = Communicator.world()
+        with raised_together(world):
+            first_here = getattr(self.strategy, "local_rank", 0) == 0
+            if is_local(checkpoint_path) and first_here:
+                _check_whole(Path(checkpoint_path))
+        safe = True if weights_only is None else weights_only
+        loaded: dict[str, Any] = {}
+        with raised_together(world), _explained(checkpoint_path):
+            loaded = self._load(checkpoint_path, weights_only=safe)
+            if not isinstance(loaded, dict) or "pytorch-lightning_version" not in loaded:
+                raise CheckpointError(
+                    f"checkpoint {str(checkpoint_path)!r} is no checkpoint of a Lightning trainer."
+                )
+            self._get_rollout(loaded, checkpoint_path)
+        return loaded
+
+    def _get_rollout(self, loaded: dict[str, Any], path: Any) -> None:
+        saved = loaded.get(_KEY) or {}
+        if saved.get("marked") and is_local(path) and not (Path(path) / MARKER).is_file():
+            raise CheckpointError(
+                f"checkpoint {str(path)!r} has lost its marker, so nobody can tell whether it is whole."
+            )
+        header = saved.get("unfinished")
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            return
+        if (
+            header is None
+            or header["trouble"]
+            or header["ranks"] != self.trainer.world_size
+            or "here" in header
+        ):
+            return
+        rank = self.strategy.global_rank
+        file = _file_inside(Path(path), rank) if saved.get("marked") else _file_beside(path, header, rank)
+        if trouble := trouble_with(file):
+            raise CheckpointError(
+                f"checkpoint {str(path)!r} was made between two optimizer steps of a rollout, and this rank's part of it, "
+                f"{str(file)!r}, {trouble}. Restore it; a checkpoint is moved together with the folder beside it."
+            )
+        header["here"] = torch.load(file, map_location="cpu", weights_only=True)
+
+    def load_weights(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Load the weights.
+
+        Raises:
+            CheckpointError: If they are of another model.
+        """
+        try:
+            self._load_weights(checkpoint, strict=strict)
+        except (RuntimeError, KeyError) as error:
+            raise CheckpointError(
+                f"the checkpoint's weights are not those of {type(self.module).__name__}: {_first_line(error, 3)}. Give the "
+                "checkpoint of a run with this model."
+            ) from error
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.rollout")
+
+
+def _file_beside(path: Any, header: Mapping[str, Any], rank: int) -> Path:
+    """Named by the step, so that the rollout of the file that is being replaced stays until it is."""
+    resolved = Path(path).resolve() if Path(path).exists() else Path(path)
+    return _beside(resolved) / f"{header['step']}_{rank}.pt"
+
+
+def _file_inside(folder: Path, rank: int) -> Path:
+    return folder / f"rollout_{rank}.pt"
+
+
+def _write_rollout(file: Path, state: Mapping[str, Any]) -> None:
+    with replacing(file) as temporary:
+        torch.save(dict(state), temporary)
+
+
+def _check_whole(path: Path) -> None:
+    trouble = trouble_with(path)
+    if not trouble:
+        return
+    aside = sorted(path.parent.glob(f".{path.name}.replaced-*"))
+    if aside and not path.exists():
+        raise CheckpointError(
+            f"checkpoint {str(path)!r} was being replaced when its run died. The one before is whole: rename "
+            f"{str(aside[-1])!r} to {path.name!r}."
+        )
+    raise refusal(path, trouble, _earlier(path))
+
+
+def _earlier(path: Path) -> Iterable[Path]:
+    """Checkpoints beside this one, the newest first."""
+    own = path.stat().st_mtime if path.exists() else float("inf")
+    others = [other for other in path.parent.glob("*.ckpt") if other != path and other.exists()]
+    dated = sorted(((other.stat().st_mtime, other) for other in others), reverse=True)
+    return [other for when, other in dated if when <= own or not path.exists()]
+
+
+def _put_in_place(partial: Path, path: Path) -> None:
+    """Move a folder that is whole to its name; one that was there is put aside first, and removed last."""
+    aside = path.with_name(f".{path.name}.replaced-{secrets.token_hex(4)}")
+    replaced = path.exists() or path.is_symlink()
+    if replaced:
+        path.rename(aside)
+    partial.rename(path)
+    if replaced and aside.is_dir() and not aside.is_symlink():
+        shutil.rmtree(aside)
+    elif replaced:
+        aside.unlink()
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Say of which checkpoint an error speaks."""
+    try:
+        yield
+    except RLObjectivesError:
+        raise
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"checkpoint {str(path)!r} could not be written: {_first_line(error)}. What was there before is untouched. Free "
+            "space or give a folder that can be written."
+        ) from error
+
+
+@contextlib.contextmanager
+def _explained(path: Any) -> Iterator[None]:
+    """Turn what loading raises into what is wrong with the checkpoint."""
+    try:
+        yield
+    except RLObjectivesError:
+        raise
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"checkpoint {str(path)!r} holds objects that only run code can make, and was not loaded. If you trust it, give "
+            f"weights_only=False. ({_first_line(error)})"
+        ) from error
+    except (RuntimeError, KeyError, EOFError, ValueError) as error:
+        raise CheckpointError(
+            f"checkpoint {str(path)!r} cannot be loaded: {_first_line(error, 3)}."
+        ) from error
+
+
+def _first_line(error: BaseException, lines: int = 1) -> str:
+    text = str(error).strip() or type(error).__name__
+    return " ".join(line.strip() for line in text.splitlines()[:lines])[:400].rstrip(".")

@@ -1,0 +1,65 @@
+"""Files that are either whole or not there, and folders that can be written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["probe", "replacing", "sync", "write_text"]
+
+
+def probe(folder: Path) -> None:
+    """Make a folder and write a few bytes into it.
+
+    Raises:
+        OSError: If the folder cannot be made or written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"?")
+
+
+def sync(path: Path) -> None:
+    """Have the system put a file, or a folder's list of files, on the disk itself.
+
+    Raises:
+        OSError: If the disk cannot take what was written.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside ``path`` to write to, and move it into place at the end.
+
+    Whoever reads `path` sees the old file or the new one, never half of it, also after a crash of the machine; after
+    an exception, the old one. The temporary file is new and this process's own, so nobody can have put a link there.
+
+    Args:
+        path: The file to write. Its folder is made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=f".partial{path.suffix}")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)
+        sync(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole text file at once."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
