@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from rlobjectives.checks import check_number, check_positive_int, refuse_rows
 from rlobjectives.distributed import LOCAL, Communicator
 from rlobjectives.errors import CapabilityError, NonFiniteError
+from rlobjectives.integrations.transformers.keywords import forward_keywords, position_ids, unwrapped
 
 __all__ = ["Completions", "SamplingOptions", "sample_completions", "sampling_logprobs"]
 
@@ -137,7 +137,7 @@ def sample_completions(
     training = model.training
     model.eval()
     attention = attention_mask.to(torch.long)
-    position = (attention.cumsum(1) - 1).clamp(min=0)
+    position = position_ids(attention)
     done = torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
     broken = torch.zeros_like(done)
     step_ids, cache = input_ids, None
@@ -191,18 +191,27 @@ class _Keywords:
     """The keyword arguments of a model's forward, which differ between architectures and releases."""
 
     def __init__(self, model: nn.Module) -> None:
-        known = inspect.signature(model.forward).parameters
+        known = forward_keywords(model)
+        inside = unwrapped(model)
+        self._name = type(inside).__name__
         self._positions = "position_ids" in known
         self._last_only = "logits_to_keep" in known
+        self._use_cache = "use_cache" in known
+        # A model without attention reads the mask of the tokens that it is given, not of those in its state.
+        self._own_mask = bool(getattr(inside, "_is_stateful", False)) and not self._positions
         self._cache = next((name for name in ("cache", "past_key_values") if name in known), None)
         if self._cache is None:
             raise CapabilityError(
-                f"{type(model).__name__} takes no key-value cache (neither cache nor past_key_values), which "
-                "the sampler needs. Override rollout() with a sampler for this architecture."
+                f"{self._name} takes no key-value cache (neither cache nor past_key_values), which "
+                "the sampler needs. Override complete() with a sampler for this architecture."
             )
 
     def arguments(self, ids: Tensor, attention: Tensor, position: Tensor, cache: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {"input_ids": ids, "attention_mask": attention, "use_cache": True}
+        if cache is not None and self._own_mask:
+            attention = attention[:, -ids.shape[1] :]
+        found: dict[str, Any] = {"input_ids": ids, "attention_mask": attention}
+        if self._use_cache:
+            found["use_cache"] = True
         if self._positions:
             found["position_ids"] = position
         if self._last_only:
@@ -211,7 +220,12 @@ class _Keywords:
             found[self._cache] = cache
         return found
 
-    @staticmethod
-    def cache_of(output: Any) -> Any:
-        cache = getattr(output, "cache", None)
-        return output.past_key_values if cache is None else cache
+    def cache_of(self, output: Any) -> Any:
+        for name in ("cache", "past_key_values"):
+            cache = getattr(output, name, None)
+            if cache is not None:
+                return cache
+        raise CapabilityError(
+            f"{self._name} gives back no cache (neither cache nor past_key_values), so the sampler cannot go on from "
+            "the tokens before. Override complete() with a sampler for this architecture."
+        )
