@@ -144,7 +144,11 @@ def sample_completions(
     columns: list[tuple[Tensor, Tensor, Tensor]] = []
     for step in range(options.max_new_tokens):
         output = model(**keys.arguments(step_ids, attention, position, cache))
-        cache = keys.cache_of(output)
+        if step == 0 and keys.cache_of(output) is None:
+            cache = keys.empty_cache()  # one that is filled in place and never given back
+            output = model(**keys.arguments(step_ids, attention, position, cache))
+        returned = keys.cache_of(output)
+        cache = cache if returned is None else returned
         ids, logprobs, bad = _draw(output.logits[:, -1], options, greedy)
         broken = broken | (bad & ~done)
         ids = torch.where(done, pad_id, ids)
@@ -192,7 +196,7 @@ class _Keywords:
 
     def __init__(self, model: nn.Module) -> None:
         known = forward_keywords(model)
-        inside = unwrapped(model)
+        self._inside = inside = unwrapped(model)
         self._name = type(inside).__name__
         self._positions = "position_ids" in known
         self._last_only = "logits_to_keep" in known
@@ -220,12 +224,18 @@ class _Keywords:
             found[self._cache] = cache
         return found
 
-    def cache_of(self, output: Any) -> Any:
-        for name in ("cache", "past_key_values"):
-            cache = getattr(output, name, None)
-            if cache is not None:
-                return cache
-        raise CapabilityError(
-            f"{self._name} gives back no cache (neither cache nor past_key_values), so the sampler cannot go on from "
-            "the tokens before. Override complete() with a sampler for this architecture."
-        )
+    @staticmethod
+    def cache_of(output: Any) -> Any:
+        cache = getattr(output, "cache", None)
+        return getattr(output, "past_key_values", None) if cache is None else cache
+
+    def empty_cache(self) -> Any:
+        from transformers import DynamicCache
+
+        config: Any = getattr(self._inside, "config", None)
+        if config is None:
+            raise CapabilityError(
+                f"{self._name} gives back no cache (neither cache nor past_key_values), so the sampler cannot go on "
+                "from the tokens before. Override complete() with a sampler for this architecture."
+            )
+        return DynamicCache(config=config)
