@@ -11,16 +11,23 @@ __all__ = ["suspected_cause"]
 _OTHER = "Choose another model, or another version of transformers."
 
 
-def suspected_cause(model: nn.Module, failed: set[str]) -> tuple[str, str]:
+def suspected_cause(model: nn.Module, failed: set[str], *, finite: bool = True) -> tuple[str, str]:
     """The likely reason of a failed self-test, and what to do.
 
     Args:
         model: The model.
         failed: What differs by more than rounding: ``"left"``, ``"right"`` (padding), ``"sampled"``.
+        finite: Whether all numbers are.
 
     Returns:
         Two sentences.
     """
+    if not finite:
+        return (
+            "numbers that are not finite: weights that have diverged or were not loaded whole, too narrow a precision, "
+            "or an attention that gives NaN beside padding.",
+            "Look at the model's logits for one sequence; try float32 or another attn_implementation.",
+        )
     known, inside = forward_keywords(model), unwrapped(model)
     stateful = bool(getattr(inside, "_is_stateful", False) or {"state", "cache_params"} & known)
     if "left" in failed and "position_ids" not in known and (hidden := _hidden(model)):

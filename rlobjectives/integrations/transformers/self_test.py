@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -125,7 +126,7 @@ def check_model(
     """
     device = next(model.parameters()).device
     size = vocabulary or int(_config(model).vocab_size)
-    pad = pad_id if pad_id is not None else getattr(_config(model), "pad_token_id", None) or 0
+    pad = int((getattr(_config(model), "pad_token_id", None) or 0) if pad_id is None else pad_id)
     short, long = _prompts(model, size, {*avoid, pad})
     score = score or _scored(model)
     if sample is None and samples and callable(getattr(unwrapped(model), "generate", None)):
@@ -160,12 +161,13 @@ def check_model(
     return found
 
 
-def generated(model: Any, temperature: float = 1.0) -> Sample:
+def generated(model: Any, temperature: float = 1.0, **options: Any) -> Sample:
     """A sampler for `check_model`: the model's own ``generate``, and its untouched logits.
 
     Args:
         model: Has a ``generate``.
         temperature: Divides the logits.
+        **options: Of ``generate``.
     """
 
     def sample(ids: Tensor, mask: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -178,6 +180,7 @@ def generated(model: Any, temperature: float = 1.0) -> Sample:
             num_beams=1,
             return_dict_in_generate=True,
             output_logits=True,
+            **options,
         )
         new: Tensor = found.sequences[:, ids.shape[1] :]
         logprobs = (torch.stack(found.logits, 1).float() / temperature).log_softmax(-1)
@@ -190,7 +193,9 @@ def _scored(model: nn.Module) -> Score:
     known = forward_keywords(model)
 
     def score(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        more: dict[str, Any] = {"position_ids": position_ids(attention_mask)} if "position_ids" in known else {}
+        more: dict[str, Any] = (
+            {"position_ids": position_ids(attention_mask)} if "position_ids" in known else {}
+        )
         logits = model(input_ids=input_ids, attention_mask=attention_mask, **more).logits
         return sequence_logprobs(logits, input_ids)[0]
 
@@ -222,16 +227,24 @@ def _difference(found: Tensor, expected: Tensor, rounding: float) -> Difference:
 
 
 def _config(model: nn.Module) -> Any:
-    config: Any = getattr(model, "config", None) or unwrapped(model).config
+    """The configuration of the language model, however deep inside it is; that of its text, if it reads images too."""
+    config = _whole_config(model)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _whole_config(model: nn.Module) -> Any:
+    found = (getattr(part, "config", None) for part in model.modules())
+    known = (one for one in found if hasattr(one, "get_text_config") or hasattr(one, "vocab_size"))
+    return next(known, None)
 
 
 def _prompts(model: nn.Module, vocabulary: int, avoid: set[int]) -> tuple[list[int], list[int]]:
     """Two sequences of ordinary tokens, spread over the vocabulary, that fit into the model's positions."""
-    for config in {id(one): one for one in (_config(model), unwrapped(model).config)}.values():
-        for name, value in vars(config).items():
+    for config in (_config(model), _whole_config(model)):
+        for name, value in vars(config).items() if config is not None else ():
             if "token_id" in name or "token_index" in name:
-                avoid |= {one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)}
+                ids = value if isinstance(value, list) else [value]
+                avoid |= {one for one in ids if isinstance(one, int)}
     ordinary = [one for one in range(vocabulary) if one not in avoid] or list(range(vocabulary))
     step = max(1, len(ordinary) // (_SHORT + _LONG + 1))
     tokens = [ordinary[(position + 1) * step % len(ordinary)] for position in range(_SHORT + _LONG)]
@@ -266,7 +279,9 @@ def _message(model: nn.Module, found: ModelCheck, hint: str) -> str:
         f"(allowed on average: {one.allowed:.1g})"
         for name, one in found.differences.items()
     ]
-    cause, remedy = suspected_cause(model, {name.rsplit(" ", 1)[1] for name in found.failed})
+    failed = {name.rsplit(" ", 1)[1] for name in found.failed}
+    finite = all(math.isfinite(one.mean) for one in found.differences.values())
+    cause, remedy = suspected_cause(model, failed, finite=finite)
     return "\n".join(
         [
             f"{type(unwrapped(model)).__name__} fails the self-test before training: the same tokens get other numbers "

@@ -51,6 +51,9 @@ class ObjectiveConfig(GRPOConfig):  # type: ignore[misc]
             ``"off"``: YAML reads the bare word so.
         max_resamples: Bound on the extra generation rounds of a batch. None leaves it to the trainer's class, which
             by default says 2.
+        self_test: Before the first step, test whether padding or sampling changes the model's log-probabilities
+            (`rlobjectives.integrations.transformers.check_model`), and refuse it if so. None leaves it to the trainer's
+            class, which by default says True.
 
     Raises:
         CapabilityError: If an option is out of range.
@@ -79,6 +82,9 @@ class ObjectiveConfig(GRPOConfig):  # type: ignore[misc]
     )
     max_resamples: int | None = field(
         default=None, metadata={"help": "Most extra generation rounds of a batch under 'resample' (2)."}
+    )
+    self_test: bool | None = field(
+        default=None, metadata={"help": "Test the model's log-probabilities before the first step (true)."}
     )
 
     def __post_init__(self) -> None:

@@ -45,6 +45,7 @@ class ObjectiveMixin(SetupMixin):
         dynamic_sampling: ``"off"``, ``"drop"`` or ``"resample"`` groups without signal: in the class body or in
             `ObjectiveConfig`, which says more; one place, not two.
         max_resamples: Bound on the extra generation rounds; the same.
+        self_test: Whether the model is tested before the first step; the same.
 
     Raises:
         CapabilityError: In the class statement, if a trainer stands before the mixin. At construction, listing every
@@ -103,6 +104,7 @@ class ObjectiveMixin(SetupMixin):
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One micro-batch; the first opens the window, and an empty window does nothing."""
         if self._step_window is None or not self._step_window.waiting:
+            self._test_model()
             began = time.perf_counter()
             self._skipper.disarm()
             self._step_window = self._open(self._window_batches or [inputs])

@@ -217,15 +217,38 @@ def settle_sampling(kind: type, config: Any) -> tuple[str, int]:
         >>> settle_sampling(object, SimpleNamespace(dynamic_sampling="drop")), settle_sampling(object, None)
         (('drop', 2), ('off', 2))
     """
-    settled: dict[str, Any] = {}
-    for name, usual in (("dynamic_sampling", "off"), ("max_resamples", 2)):
-        here, there = getattr(kind, name, None), getattr(config, name, None)
-        if here is not None and there is not None:
-            raise CapabilityError(f"{name} is said in 2 places (the class body, ObjectiveConfig). Keep one.")
-        settled[name] = next((one for one in (here, there) if one is not None), usual)
-    mode = as_sampling_mode(settled["dynamic_sampling"])
-    check_resamples(settled["max_resamples"])
-    return mode, settled["max_resamples"]
+    mode = as_sampling_mode(_said_once(kind, config, "dynamic_sampling", "off"))
+    resamples: int = _said_once(kind, config, "max_resamples", 2)
+    check_resamples(resamples)
+    return mode, resamples
+
+
+def settle_self_test(kind: type, config: Any) -> bool:
+    """Whether the model is tested before the first step, from the class body or the configuration; by default it is.
+
+    Args:
+        kind: The trainer's class.
+        config: Its configuration.
+
+    Raises:
+        CapabilityError: If it is said in both places, or neither true nor false.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> settle_self_test(object, SimpleNamespace(self_test=False)), settle_self_test(object, None)
+        (False, True)
+    """
+    found = _said_once(kind, config, "self_test", True)
+    if not isinstance(found, bool):
+        raise CapabilityError(f"self_test is {found!r}; expected True or False.")
+    return found
+
+
+def _said_once(kind: type, config: Any, name: str, usual: Any) -> Any:
+    here, there = getattr(kind, name, None), getattr(config, name, None)
+    if here is not None and there is not None:
+        raise CapabilityError(f"{name} is said in 2 places (the class body, ObjectiveConfig). Keep one.")
+    return next((one for one in (here, there) if one is not None), usual)
 
 
 def _with_budget(name: str, overrides: dict[str, Any], config: Any) -> dict[str, Any]:

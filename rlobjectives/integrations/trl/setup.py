@@ -29,6 +29,7 @@ from rlobjectives.integrations.trl.settle import (
     as_objective,
     carry_over,
     settle_sampling,
+    settle_self_test,
     with_environment_weights,
 )
 from rlobjectives.integrations.trl.step_window import largest_dropout
@@ -89,6 +90,7 @@ class SetupMixin(SamplingMixin):
             )
         objective, found = carry_over(as_objective(chosen, config), config, has_reference=self._has_reference)
         self.dynamic_sampling, self.max_resamples = settle_sampling(type(self), config)
+        self.self_test = settle_self_test(type(self), config)
         functions = given.get("reward_funcs")
         count = len(functions) if isinstance(functions, (list, tuple)) else int(functions is not None)
         own_sampler = given.get("rollout_func") is not None

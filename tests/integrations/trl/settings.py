@@ -71,6 +71,7 @@ def first_half(trained: Any, count: int) -> list[int]:
 
 
 def nan_on_rank_one(trained: Any) -> None:
+    trained.self_test = False  # which would say so before the window does
     compute = trained._get_per_token_logps_and_entropies
 
     def broken(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
