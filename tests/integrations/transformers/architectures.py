@@ -118,10 +118,11 @@ WORKING = sorted(EVERY.keys() - {"rwkv"})
 
 
 def fields(kind: str, **overrides: Any) -> dict[str, Any]:
-    """Configuration fields of a tiny model: what is common, as far as its configuration class has it."""
+    """Configuration fields of a tiny model: what is common, as far as its configuration class has it; no dropout."""
     plain = AutoConfig.for_model(kind)
     common = {name: value for name, value in COMMON.items() if hasattr(plain, name)}
-    return {**common, **EVERY[kind], **overrides}
+    still = {name: 0.0 for name, value in vars(plain).items() if "drop" in name and isinstance(value, float)}
+    return {**still, **common, **EVERY[kind], **overrides}
 
 
 def tiny(kind: str, **overrides: Any) -> Any:
