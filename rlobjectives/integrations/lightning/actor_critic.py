@@ -122,7 +122,7 @@ class CausalLMActorCritic(CriticMixin, CausalLMPolicy):
             self.model,
             self.value_head,
             micro_batch,
-            temperature=self.sampling.temperature,
+            temperature=self.policy_temperature,
             entropy="entropy" in self.objective.columns(),
         )
 

@@ -87,6 +87,9 @@ class CausalLMPolicy(PromptRollouts, ObjectiveMixin, StaleSampling, CompletionVa
         gather_for_sampling: Under ZeRO-3 and FSDP2, have the whole model on every rank while sampling, which is
             fast. False gathers layer by layer for every token, for models that do not fit on one device.
         gradient_checkpointing: Recompute activations in the backward to save memory.
+        self_test: Before the first rollout, run `check_model` on the model as it trains: a few forwards of two short
+            sequences. A model whose log-probabilities depend on padding or on being sampled is refused. A `complete`
+            of your own is not run.
         learning_rate: Of AdamW, after the warm-up.
         weight_decay: Of AdamW, on matrices only.
         betas: Of AdamW.
@@ -130,6 +133,7 @@ class CausalLMPolicy(PromptRollouts, ObjectiveMixin, StaleSampling, CompletionVa
         reference: bool | None = None,
         gather_for_sampling: bool = True,
         gradient_checkpointing: bool = False,
+        self_test: bool = True,
         learning_rate: float = 1e-6,
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -172,6 +176,7 @@ class CausalLMPolicy(PromptRollouts, ObjectiveMixin, StaleSampling, CompletionVa
         self.old_logprobs = old_logprobs
         self.reward_functions = RewardFunctions(rewards)
         self.gather_for_sampling = gather_for_sampling
+        self.self_test = self_test
         self.max_prompt_tokens = max_prompt_tokens
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay

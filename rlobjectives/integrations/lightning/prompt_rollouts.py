@@ -19,6 +19,7 @@ from rlobjectives.integrations.lightning.prompts import PromptBatch
 from rlobjectives.integrations.lightning.rewards import RewardFunctions
 from rlobjectives.integrations.lightning.sampling import Completions, SamplingOptions, sample_completions
 from rlobjectives.integrations.lightning.scoring import score_sequences
+from rlobjectives.integrations.lightning.self_test import check_policy
 from rlobjectives.integrations.lightning.sharding import is_sharded, whole_weights
 from rlobjectives.integrations.lightning.transcript import Transcript, transcribe
 from rlobjectives.layouts import PaddedLayout
@@ -26,6 +27,7 @@ from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Mean, Stat, Sum, measured_values
 
 if TYPE_CHECKING:
+    from rlobjectives.integrations.lightning.engine import Engine
     from rlobjectives.integrations.lightning.resuming import ResumableRollouts
 
     _Base = ResumableRollouts
@@ -50,6 +52,7 @@ class PromptRollouts(_Base):
     max_prompt_tokens: int | None
     end_ids: Any
     gather_for_sampling: bool
+    self_test: bool
     accuracy_threshold: float
     old_logprobs: str
     has_reference: bool
@@ -156,14 +159,35 @@ class PromptRollouts(_Base):
             prompt_mask: ``[n, p]``, 1 on real tokens.
             greedy: Take the most probable token instead of drawing one.
         """
+        end_ids = torch.tensor(self.end_ids, device=self.device)
+        return self.complete_with(self.sampling, prompt_ids, prompt_mask, end_ids=end_ids, greedy=greedy)
+
+    def complete_with(
+        self,
+        options: SamplingOptions,
+        prompt_ids: Tensor,
+        prompt_mask: Tensor,
+        *,
+        end_ids: Tensor,
+        greedy: bool = False,
+    ) -> Completions:
+        """Complete encoded prompts with the module's own model.
+
+        Args:
+            options: How to draw.
+            prompt_ids: ``[n, p]``, padded on the left.
+            prompt_mask: ``[n, p]``, 1 on real tokens.
+            end_ids: Ids that end a completion, ``[k]``.
+            greedy: Take the most probable token instead of drawing one.
+        """
         once = self.gather_for_sampling
         with whole_weights(self.model) if once else contextlib.nullcontext(self.model) as model:
             return sample_completions(
                 model,
                 prompt_ids,
                 prompt_mask,
-                self.sampling,
-                eos_ids=torch.tensor(self.end_ids, device=self.device),
+                options,
+                eos_ids=end_ids,
                 pad_id=self.tokenizer.pad_token_id,
                 greedy=greedy,
                 communicator=Communicator.world() if is_sharded(model) and not once else LOCAL,
@@ -189,6 +213,15 @@ class PromptRollouts(_Base):
         return torch.cat(parts).float()
 
     # The training step.
+
+    def _ready(self) -> Engine:
+        """Set up as ever, and before the first rollout test the model (`check_model`)."""
+        first = self._engine is None
+        engine: Engine = super()._ready()
+        if first and self.self_test:
+            own = getattr(self.complete, "__func__", None) is PromptRollouts.complete
+            check_policy(self, engine, samples=own)
+        return engine
 
     def training_step(self, batch: PromptBatch, batch_idx: int = 0) -> None:
         """One rollout and its optimizer steps, with what people watch about the rollout."""

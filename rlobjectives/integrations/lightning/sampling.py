@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from rlobjectives.checks import check_number, check_positive_int, refuse_rows
 from rlobjectives.distributed import LOCAL, Communicator
 from rlobjectives.errors import CapabilityError, NonFiniteError
+from rlobjectives.integrations.transformers.keywords import forward_keywords, position_ids, unwrapped
 
 __all__ = ["Completions", "SamplingOptions", "sample_completions", "sampling_logprobs"]
 
@@ -137,14 +137,18 @@ def sample_completions(
     training = model.training
     model.eval()
     attention = attention_mask.to(torch.long)
-    position = (attention.cumsum(1) - 1).clamp(min=0)
+    position = position_ids(attention)
     done = torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
     broken = torch.zeros_like(done)
     step_ids, cache = input_ids, None
     columns: list[tuple[Tensor, Tensor, Tensor]] = []
     for step in range(options.max_new_tokens):
         output = model(**keys.arguments(step_ids, attention, position, cache))
-        cache = keys.cache_of(output)
+        if step == 0 and keys.cache_of(output) is None:
+            cache = keys.empty_cache()  # one that is filled in place and never given back
+            output = model(**keys.arguments(step_ids, attention, position, cache))
+        returned = keys.cache_of(output)
+        cache = cache if returned is None else returned
         ids, logprobs, bad = _draw(output.logits[:, -1], options, greedy)
         broken = broken | (bad & ~done)
         ids = torch.where(done, pad_id, ids)
@@ -191,18 +195,27 @@ class _Keywords:
     """The keyword arguments of a model's forward, which differ between architectures and releases."""
 
     def __init__(self, model: nn.Module) -> None:
-        known = inspect.signature(model.forward).parameters
+        known = forward_keywords(model)
+        self._inside = inside = unwrapped(model)
+        self._name = type(inside).__name__
         self._positions = "position_ids" in known
         self._last_only = "logits_to_keep" in known
+        self._use_cache = "use_cache" in known
+        # A model without attention reads the mask of the tokens that it is given, not of those in its state.
+        self._own_mask = bool(getattr(inside, "_is_stateful", False)) and not self._positions
         self._cache = next((name for name in ("cache", "past_key_values") if name in known), None)
         if self._cache is None:
             raise CapabilityError(
-                f"{type(model).__name__} takes no key-value cache (neither cache nor past_key_values), which "
-                "the sampler needs. Override rollout() with a sampler for this architecture."
+                f"{self._name} takes no key-value cache (neither cache nor past_key_values), which "
+                "the sampler needs. Override complete() with a sampler for this architecture."
             )
 
     def arguments(self, ids: Tensor, attention: Tensor, position: Tensor, cache: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {"input_ids": ids, "attention_mask": attention, "use_cache": True}
+        if cache is not None and self._own_mask:
+            attention = attention[:, -ids.shape[1] :]
+        found: dict[str, Any] = {"input_ids": ids, "attention_mask": attention}
+        if self._use_cache:
+            found["use_cache"] = True
         if self._positions:
             found["position_ids"] = position
         if self._last_only:
@@ -214,4 +227,15 @@ class _Keywords:
     @staticmethod
     def cache_of(output: Any) -> Any:
         cache = getattr(output, "cache", None)
-        return output.past_key_values if cache is None else cache
+        return getattr(output, "past_key_values", None) if cache is None else cache
+
+    def empty_cache(self) -> Any:
+        from transformers import DynamicCache
+
+        config: Any = getattr(self._inside, "config", None)
+        if config is None:
+            raise CapabilityError(
+                f"{self._name} gives back no cache (neither cache nor past_key_values), so the sampler cannot go on "
+                "from the tokens before. Override complete() with a sampler for this architecture."
+            )
+        return DynamicCache(config=config)

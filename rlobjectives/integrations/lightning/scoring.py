@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rlobjectives.integrations.lightning.experience import Experience
+from rlobjectives.integrations.transformers.keywords import forward_keywords, position_ids
 from rlobjectives.integrations.transformers.value import aligned_values
 from rlobjectives.logprobs import sequence_logprobs
 
@@ -73,7 +73,7 @@ def values_of_frozen_model(model: nn.Module, value_head: nn.Module, experience: 
 
 def _first_scored(model: nn.Module, experience: Experience) -> int:
     """Position of the first logits that predict an action; 0 for models that cannot leave any out."""
-    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+    if "logits_to_keep" not in forward_keywords(model):
         return 0
     return max(0, int(experience.layout.mask.any(0).int().argmax()) - 1)
 
@@ -81,13 +81,14 @@ def _first_scored(model: nn.Module, experience: Experience) -> int:
 def _run(model: nn.Module, experience: Experience, first: int, **options: Any) -> Any:
     attention = experience.attention_mask.long()
     arguments: dict[str, Any] = {"input_ids": experience.input_ids, "attention_mask": attention, **options}
-    known = inspect.signature(model.forward).parameters
+    known = forward_keywords(model)
     if "position_ids" in known:
-        # Counted from the first real token: prompts are padded on the left.
-        arguments["position_ids"] = (attention.cumsum(1) - 1).clamp(min=0)
+        arguments["position_ids"] = position_ids(attention)
     if "logits_to_keep" in known:
         arguments["logits_to_keep"] = attention.shape[1] - first
-    return model(**arguments, use_cache=False)
+    if "use_cache" in known:
+        arguments["use_cache"] = False
+    return model(**arguments)
 
 
 def _read_logits(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import json
 import shutil
 import tempfile
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rlobjectives.errors import CapabilityError
+from rlobjectives.integrations.transformers.keywords import forward_keywords, position_ids, unwrapped
 
 __all__ = ["CausalLMWithValue", "ValueHead", "aligned_values"]
 
@@ -128,10 +128,10 @@ class CausalLMWithValue(nn.Module):
         """
         attention = attention_mask.long()
         arguments: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention, "use_cache": False}
-        inner: nn.Module = getattr(self.backbone, "base_model", self.backbone)
-        if "position_ids" in inspect.signature(inner.forward).parameters:
-            # Counted from the first real token: prompts are padded on the left.
-            arguments["position_ids"] = (attention.cumsum(1) - 1).clamp(min=0)
+        whole = unwrapped(self.backbone)  # adapters such as LoRA's are layers inside it
+        inner: nn.Module = getattr(whole, "base_model", whole)
+        if "position_ids" in forward_keywords(inner):
+            arguments["position_ids"] = position_ids(attention)
         hidden = inner(**arguments).last_hidden_state
         return aligned_values(self.value_head, hidden, attention)
 

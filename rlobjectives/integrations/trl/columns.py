@@ -79,8 +79,9 @@ def scoring_parameters(trainer: Host | type[Host]) -> list[str]:
         CapabilityError: If all that is there passes everything on.
     """
     kind = trainer if isinstance(trainer, type) else type(trainer)
-    owners = ((trainer, _HOOK), (kind, _HOOK), (kind, "_full_logits_logps"))
-    for hook in (getattr(owner, name, None) for owner, name in owners):
+    owners = [trainer, *(base for base in kind.__mro__ if _HOOK in vars(base))]
+    hooks = [getattr(owner, _HOOK) for owner in owners if hasattr(owner, _HOOK)]
+    for hook in (*hooks, getattr(kind, "_full_logits_logps", None)):
         if hook is None:
             continue
         found = inspect.signature(hook).parameters

@@ -53,6 +53,9 @@ class ObjectiveConfig(GRPOConfig):  # type: ignore[misc]
             by default says 2.
         max_empty_rollouts: Generation batches in a row without any counted token, after which the run stops with an
             error, for it only seems to train. None leaves it to the trainer's class, which by default says 10.
+        self_test: Before the first step, test whether padding or sampling changes the model's log-probabilities
+            (`rlobjectives.integrations.transformers.check_model`), and refuse it if so. None leaves it to the trainer's
+            class, which by default says True.
 
     Raises:
         CapabilityError: If an option is out of range.
@@ -81,6 +84,9 @@ class ObjectiveConfig(GRPOConfig):  # type: ignore[misc]
     )
     max_resamples: int | None = field(
         default=None, metadata={"help": "Most extra generation rounds of a batch under 'resample' (2)."}
+    )
+    self_test: bool | None = field(
+        default=None, metadata={"help": "Test the model's log-probabilities before the first step (true)."}
     )
 
     max_empty_rollouts: int | None = field(

@@ -57,6 +57,9 @@ if TYPE_CHECKING:
         args: Any
         state: Any
         model: Any
+        model_wrapped: Any
+        generation_config: Any
+        temperature: float
         optimizer: Any
         lr_scheduler: Any
         processing_class: Any

@@ -54,6 +54,7 @@ class ObjectiveMixin(SetupMixin):
         max_resamples: Bound on the extra generation rounds; the same.
         max_empty_rollouts: Generation batches in a row without any counted token, after which the run stops with an
             error instead of ending as if it had trained; the same. By default 10.
+        self_test: Whether the model is tested before the first step; the same.
 
     Raises:
         CapabilityError: In the class statement, if a trainer stands before the mixin. At construction, listing every
@@ -120,6 +121,7 @@ class ObjectiveMixin(SetupMixin):
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One micro-batch; the first opens the window, and an empty window does nothing."""
         if self._step_window is None or not self._step_window.waiting:
+            self._test_model()
             began = time.perf_counter()
             self._skipper.disarm()
             self._step_window = self._open(self._window_batches or [inputs])

@@ -24,8 +24,8 @@ from rlobjectives.integrations.trl.columns import (
     token_layout,
 )
 from rlobjectives.integrations.trl.facts import is_stale
-from rlobjectives.integrations.trl.host import Host
 from rlobjectives.integrations.trl.rollout import Scored, global_rollouts, merge_rounds, other_images, score
+from rlobjectives.integrations.trl.scoring import ScoringMixin
 from rlobjectives.integrations.trl.together import raise_together
 from rlobjectives.layouts import PaddedLayout
 from rlobjectives.statistics import Mean, Stat, Sum, fold
@@ -33,7 +33,7 @@ from rlobjectives.statistics import Mean, Stat, Sum, fold
 __all__ = ["SamplingMixin"]
 
 
-class SamplingMixin(Host):
+class SamplingMixin(ScoringMixin):
     """Keeps the reward matrix, asks the estimator, resamples or drops groups without signal.
 
     Attributes:
@@ -48,7 +48,6 @@ class SamplingMixin(Host):
     dynamic_sampling: Any = None
     max_resamples: Any = None
     max_empty_rollouts: Any = None
-    _generates: bool = True  # by the model's own `generate`
     _tool_mask: list[list[int]] | None = None  # of the completions that TRL has just made
     _keeps_reference: bool = False  # TRL's trainer does not hand out the reference's log-probabilities
     _sampler_must_say: str = ""  # why the sampler's log-probabilities may not be left out

@@ -217,9 +217,30 @@ def settle_sampling(kind: type, config: Any) -> tuple[str, int]:
         (('drop', 2), ('off', 2))
     """
     mode = as_sampling_mode(settled(kind, config, "dynamic_sampling", "off"))
-    rounds = settled(kind, config, "max_resamples", 2)
+    rounds: int = settled(kind, config, "max_resamples", 2)
     check_resamples(rounds)
     return mode, rounds
+
+
+def settle_self_test(kind: type, config: Any) -> bool:
+    """Whether the model is tested before the first step, from the class body or the configuration; by default it is.
+
+    Args:
+        kind: The trainer's class.
+        config: Its configuration.
+
+    Raises:
+        CapabilityError: If it is said in both places, or neither true nor false.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> settle_self_test(object, SimpleNamespace(self_test=False)), settle_self_test(object, None)
+        (False, True)
+    """
+    found = settled(kind, config, "self_test", True)
+    if not isinstance(found, bool):
+        raise CapabilityError(f"self_test is {found!r}; expected True or False.")
+    return found
 
 
 def settled(kind: type, config: Any, name: str, usual: Any) -> Any:

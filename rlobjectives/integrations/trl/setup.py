@@ -31,6 +31,7 @@ from rlobjectives.integrations.trl.settle import (
     as_objective,
     carry_over,
     settle_sampling,
+    settle_self_test,
     settled,
     with_environment_weights,
 )
@@ -98,6 +99,7 @@ class SetupMixin(SamplingMixin):
         self.dynamic_sampling, self.max_resamples = settle_sampling(type(self), config)
         self.max_empty_rollouts = settled(type(self), config, "max_empty_rollouts", 10)
         check_positive_int("max_empty_rollouts", self.max_empty_rollouts)
+        self.self_test = settle_self_test(type(self), config)
         functions = given.get("reward_funcs")
         count = len(functions) if isinstance(functions, (list, tuple)) else int(functions is not None)
         own_sampler = given.get("rollout_func") is not None

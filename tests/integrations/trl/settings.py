@@ -71,6 +71,7 @@ def first_half(trained: Any, count: int) -> list[int]:
 
 
 def nan_on_rank_one(trained: Any) -> None:
+    trained.self_test = False  # which would say so before the window does
     compute = trained._get_per_token_logps_and_entropies
 
     def broken(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -78,6 +79,23 @@ def nan_on_rank_one(trained: Any) -> None:
         return (logprobs * float("nan") if trained.accelerator.process_index else logprobs), *rest
 
     trained._get_per_token_logps_and_entropies = broken
+
+
+def own_generate(trained: Any) -> None:
+    """Let the self-test use the model's `generate`, although a fixed rollout samples."""
+    trained._generates = True
+
+
+def padded_on_rank_one(trained: Any) -> None:
+    """Scores that depend on padding, on one rank alone."""
+    compute = trained._get_per_token_logps_and_entropies
+
+    def padded(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        logprobs, *rest = compute(*args, **kwargs)
+        padding = (kwargs["attention_mask"] == 0).sum(1, keepdim=True)
+        return logprobs - 0.1 * padding * trained.accelerator.process_index, *rest
+
+    trained._get_per_token_logps_and_entropies = padded
 
 
 def flat_at_first(trained: Any) -> None:
@@ -192,6 +210,8 @@ SETTINGS: dict[str, Setting] = {
     "lost_file": Setting(
         RESUMED, objective="grpo", spoil=resumed(loses_a_file=True), fails=True, modes=("ddp",)
     ),
+    "tested_with_generate": Setting({"max_steps": 1, "learning_rate": 0.1}, spoil=own_generate),
+    "fails_its_test": Setting({"max_steps": 1}, spoil=padded_on_rank_one, fails=True),
     # Last, because it stops half-way through a step.
     "nan_on_one_rank": Setting(
         {"max_steps": 1}, objective="grpo", spoil=nan_on_rank_one, fails=True, modes=("ddp",)

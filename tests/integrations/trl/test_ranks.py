@@ -101,6 +101,9 @@ def test_two_ranks_do_what_one_does(mode: str, alone: dict[str, Any], tmp_path: 
     for name, event in (("drop", "dropped_group_fraction"), ("resample", "resampled_group_fraction")):
         happened = [entry[f"sampling/{event}"] for entry in ranks[0][name]["history"]]
         assert 0.0 < sum(happened) < len(happened), (name, happened)
+    refused = [rank["fails_its_test"]["error"] for rank in ranks]
+    assert refused[1].startswith("CapabilityError: Qwen2ForCausalLM fails the self-test before training")
+    assert refused[0].startswith("RankError: rank 1 stopped with CapabilityError"), refused
     if mode == "ddp":
         lost = [rank["lost_file"]["error"] for rank in ranks]
         assert all("rank 1 does not find its part of the rollout" in error for error in lost), lost
