@@ -93,7 +93,7 @@ class Rollouts:
     Raises:
         ShapeError: If shapes disagree, or rewards are boolean.
         NonFiniteError: If a scored reward is NaN, infinite, or beyond float32, or a column that is given
-            is not finite at a place that counts.
+            is not finite at a place that counts, or a log-probability above 0.
         MissingColumnError: If a token column comes without a layout, or one half of a pair is missing.
 
     Example:

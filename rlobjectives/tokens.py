@@ -45,6 +45,8 @@ _KNOWN = {
 class TokenBatch:
     """Token columns of one micro-batch, all shaped like ``layout.mask``.
 
+    Log-probabilities are at most 0: `Window.summarize` reports what is above, beyond rounding, on all ranks.
+
     Only `logprobs`, `entropy`, the three divergences and `values` carry gradient; every other column is
     detached here. What a masked token holds never matters.
 

@@ -141,5 +141,6 @@ class OptimalTokenBaseline(RewardWeights, Normalized):
         if self.importance_clip is not None:
             log = layout.select(old - rollouts.need("behavior_logprobs", name).double())
             clamp = clamp_around(LOG_RATIO_CLAMP, self.importance_clip)
+            assert clamp is not None
             energy = energy * log.clamp(-clamp, clamp).exp().clamp_max(self.importance_clip).square()
         return energy

@@ -82,6 +82,7 @@ def vtrace_returns(
     for name, bound in {**bounds, "log_ratio_clamp": log_ratio_clamp}.items():
         check_number(name, bound, low=0.0, open_low=True)
     clamp = clamp_around(log_ratio_clamp, rho_clip, trace_clip, policy_rho_clip)
+    assert clamp is not None
     token_rewards, final_rewards = plain_columns(
         layout, token_rewards=token_rewards, final_rewards=final_rewards
     )

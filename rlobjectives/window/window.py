@@ -237,7 +237,11 @@ class Window:
         """Merge the metrics of all micro-batches and ranks, in one collective, into plain numbers.
 
         Call it after the last backward and before the optimizer step: it is also where a non-finite
-        log-probability or loss becomes an error, on all ranks together.
+        log-probability, loss or slope becomes an error, on all ranks together, and so does a log-probability above 0.
+
+        What it cannot see is made later: backward goes on from the slopes through what the columns were computed from
+        (`vocabulary_divergence`, log-probabilities from logits or hidden states, the model), where low precision may
+        overflow. Look at the norm of the gradients for that, as ``clip_grad_norm_(…, error_if_nonfinite=True)`` does.
 
         Args:
             outputs: What `loss` returned for each micro-batch of this rank, dummies included.
@@ -249,7 +253,8 @@ class Window:
             What nothing was measured for is left out.
 
         Raises:
-            NonFiniteError: If a column or loss had a NaN or an infinity at a place that counts.
+            NonFiniteError: If a column, loss or slope had a NaN or an infinity at a place that counts, or a
+                log-probability was above 0.
             WindowError: If the losses did not see exactly the tokens that the window was frozen with, so that
                 its weights were wrong; naming ranks that ran fewer losses than they had micro-batches.
             RLObjectivesError: Whatever went wrong in `loss` on any rank, on all of them.
