@@ -227,7 +227,7 @@ class ObjectiveMixin(ResumableRollouts, _Base):
             return None
         ranks = int(self.trainer.world_size)
         # Every rank cuts its own prompts alike; a window without any is skipped.
-        return max(1, prompts // ranks // self.windows_per_rollout) * repeats * ranks
+        return int(max(1, prompts // ranks // self.windows_per_rollout) * repeats * ranks)
 
     def rollout_columns(self) -> frozenset[str]:
         """Optional columns of `Rollouts` that estimates may read; here all, since `rollout` may fill any of them."""

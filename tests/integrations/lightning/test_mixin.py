@@ -12,11 +12,9 @@ from torch.utils.data import DataLoader
 from rlobjectives import (
     GAE,
     GRPO,
-    RLOO,
     BatchBaseline,
     Capabilities,
     CapabilityError,
-    ClippedSurrogate,
     Combined,
     FunctionEstimator,
     NonFiniteError,
@@ -332,7 +330,3 @@ def test_seeds_come_back_with_a_checkpoint():
     assert (resumed.rollouts_done, resumed.seed) == (3, 11)
     resumed.on_load_checkpoint({})  # weights of another kind of run
     assert resumed.rollouts_done == 3
-
-
-def _centred():
-    return Objective(estimator=RLOO(), policy_loss=ClippedSurrogate())
