@@ -111,10 +111,10 @@ def test_the_readme_says_what_an_estimator_gives_a_number_to():
             r"^\| Estimators, (.+?) \| (.*) \|$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE
         )
     )
-    assert set(rows) == {"one number a sequence", "one number a token", "either"}
+    assert set(rows) == {"per sequence", "per token", "either"}
     public = [getattr(rlobjectives, name) for name in rlobjectives.__all__]
     for part in public:
         if isinstance(part, type) and issubclass(part, Estimator) and not part.__abstractmethods__:
             fixed = part not in (Combined, FunctionEstimator)
-            level = "one number a token" if part.token_level else "one number a sequence"
+            level = "per token" if part.token_level else "per sequence"
             assert f"`{part.__name__}`" in rows[level if fixed else "either"], part.__name__
