@@ -78,7 +78,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         path = Path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            for stale in path.parent.glob(f".{path.name}-*.partial{path.suffix}"):  # of a run that was killed
+            for stale in path.parent.glob(f".{path.name}-*.partial"):  # of a run that was killed
                 stale.unlink(missing_ok=True)
             with replacing(path) as temporary:
                 torch.save(checkpoint, temporary)
@@ -104,12 +104,17 @@ class CheckpointGuard:
     Args:
         module: Whose rollout in use goes into checkpoints.
         trainer: Whose strategy it is.
+
+    Attributes:
+        has_fitted: Whether the trainer has been used for training.
+        has_begun: Whether training has begun, so that there is something to save after an error.
     """
 
     def __init__(self, module: ResumableRollouts, trainer: Trainer) -> None:
         self.module = module
         self.trainer = trainer
         self.has_fitted = False
+        self.has_begun = False
         self.strategy: Any = trainer.strategy
         self._save = self.strategy.save_checkpoint
         self._load = self.strategy.load_checkpoint
@@ -126,6 +131,9 @@ class CheckpointGuard:
         Raises:
             CheckpointError: If it cannot be written; the other ranks raise a `RankError`.
         """
+        state = self.trainer.state
+        if state.status == TrainerStatus.INTERRUPTED and state.fn == TrainerFn.FITTING and not self.has_begun:
+            return  # an error before the first step, such as a refused checkpoint: these weights replace nobody's
         if storage_options is None and is_local(filepath) and writes_folders(self.strategy):
             self._save_folder(checkpoint, filepath)
             return
@@ -298,7 +306,7 @@ def _check_whole(path: Path) -> None:
 def _earlier(path: Path) -> Iterable[Path]:
     """Checkpoints beside this one, the newest first."""
     own = path.stat().st_mtime if path.exists() else float("inf")
-    others = [other for other in path.parent.glob("*.ckpt") if other != path and other.exists()]
+    others = [other for other in path.parent.glob("[!.]*.ckpt") if other != path and other.exists()]
     dated = sorted(((other.stat().st_mtime, other) for other in others), reverse=True)
     return [other for when, other in dated if when <= own or not path.exists()]
 
@@ -342,7 +350,7 @@ def _explained(path: Any) -> Iterator[None]:
             f"checkpoint {str(path)!r} holds objects that only run code can make, and was not loaded. If you trust it, give "
             f"weights_only=False. ({_first_line(error)})"
         ) from error
-    except (RuntimeError, KeyError, EOFError, ValueError) as error:
+    except (RuntimeError, LookupError, EOFError, ValueError, OSError) as error:
         raise CheckpointError(
             f"checkpoint {str(path)!r} cannot be loaded: {_first_line(error, 3)}."
         ) from error

@@ -77,7 +77,7 @@ class ResumableRollouts(_Base):
         super().setup(stage)
         guard = guard_checkpoints(self, self.trainer)
         if stage == "fit":
-            self._stored = None
+            self._stored, guard.has_begun = None, False
             if not guard.has_fitted:  # what another trainer has left is none of this one's business
                 self.unfinished, guard.has_fitted = None, True
             writes = self.trainer.is_global_zero or writes_folders(self.trainer.strategy)
@@ -86,6 +86,7 @@ class ResumableRollouts(_Base):
 
     def configure_callbacks(self) -> Sequence[Callback] | Callback:
         """Add the callback that takes the steps that are left of a rollout."""
+        guard_checkpoints(self, self.trainer)
         found = super().configure_callbacks()
         return [*(found if isinstance(found, Sequence) else [found]), _FinishRollout()]
 
@@ -159,6 +160,7 @@ class _FinishRollout(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, ResumableRollouts)
+        guard_checkpoints(pl_module, trainer).has_begun = True
         if not pl_module._restore_unfinished():
             return
         loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
