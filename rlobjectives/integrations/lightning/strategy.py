@@ -162,7 +162,8 @@ def load_shared_memory_op() -> None:
     if builder is None:
         return
     lock_path = Path(tempfile.gettempdir()) / f"rlobjectives-deepspeed-op-{os.getuid()}.lock"
-    with lock_path.open("w") as lock:
+    # The folder is everybody's: a link that somebody else has put there is not followed.
+    with open(os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not builder.is_compatible(verbose=False):  # DeepSpeed then runs without the op
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,33 @@ class Watched(ToyPolicy):
     def rollout(self, batch: torch.Tensor) -> Experience:
         self.begun.append(self.trainer.global_step)
         return super().rollout(batch)
+
+
+KILLED = {"ddp": (0, 3), "zero3": (1, 6)}
+"""Who is killed in which of its calls of `torch.save`: in its third checkpoint, half of which is then written."""
+
+
+def killed_while_saving(strategy: str, folder: str) -> None:
+    """Four rollouts, of which a rank does not see the end."""
+    victim, call = KILLED[strategy]
+    save, calls = torch.save, []
+
+    def killed(content: Any, file: Any, *rest: Any, **options: Any) -> None:
+        calls.append(file)
+        save(content, file, *rest, **options)
+        if len(calls) == call and torch.distributed.get_rank() == victim:
+            with Path(file).open("r+b") as half:
+                half.truncate(3000)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.save = killed
+    fit(Watched(seed=3), strategy, rollouts=4, folder=Path(folder))
+
+
+def resumed_after_kill(strategy: str, folder: str) -> list[dict[str, Any]]:
+    """What is left of the four rollouts after the last whole checkpoint."""
+    place = Path(folder)
+    return fit(Watched(), strategy, rollouts=4, folder=place / "rest", resume=place / "step=8.ckpt").trace
 
 
 def all_cases(strategies: tuple[str, ...], folder: str) -> dict[str, dict[str, Any]]:
