@@ -15,7 +15,8 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
 
 from rlobjectives.errors import CheckpointError
-from rlobjectives.integrations.lightning.checkpoints import guard_checkpoints, is_local, writes_folders
+from rlobjectives.integrations.lightning.checkpoint_io import is_local
+from rlobjectives.integrations.lightning.checkpoints import guard_checkpoints, writes_folders
 from rlobjectives.integrations.lightning.files import check_folders
 from rlobjectives.integrations.lightning.randomness import base_seed
 from rlobjectives.integrations.lightning.unfinished import UnfinishedRollout

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -143,6 +143,16 @@ def resolve_strategy(strategy: str | Strategy, accelerator: str) -> str | Strate
     )
 
 
+def _open_lock(path: Path) -> IO[str]:
+    """Open a lock in a folder that is everybody's: a link that somebody else has put there is not followed."""
+    try:
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w")
+    except OSError as error:
+        raise RuntimeError(
+            f"{path} cannot be opened ({error.strerror}): somebody else has put a file or a link there. Delete it."
+        ) from error
+
+
 def load_shared_memory_op() -> None:
     """Build, or load, DeepSpeed's shared-memory op while no other process does.
 
@@ -162,8 +172,7 @@ def load_shared_memory_op() -> None:
     if builder is None:
         return
     lock_path = Path(tempfile.gettempdir()) / f"rlobjectives-deepspeed-op-{os.getuid()}.lock"
-    # The folder is everybody's: a link that somebody else has put there is not followed.
-    with open(os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w") as lock:
+    with _open_lock(lock_path) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not builder.is_compatible(verbose=False):  # DeepSpeed then runs without the op
             return

@@ -14,8 +14,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch.utils.data import DataLoader
 
-from rlobjectives import PaddedLayout, Rollouts
+from rlobjectives import PaddedLayout, RLObjectivesError, Rollouts
 from rlobjectives.integrations.lightning import DeepSpeedCPUStrategy, Experience
+from tests.integrations.damage import flip_a_bit
 from tests.integrations.lightning.toy import GROUPS, VOCABULARY, ToyPolicy, experience
 
 SEVERAL = {"epochs_per_rollout": 2, "windows_per_rollout": 2, "adam": True}
@@ -116,7 +117,20 @@ def stop_and_resume(strategy: str, folder: Path) -> dict[str, Any]:
         torch.manual_seed(99)  # a resumed process does not stand where the stopped one stood
         found[name] = fit(Watched(), strategy, rollouts=4, resume=place / f"step={stop}.ckpt", max_steps=16)
     traces: dict[str, Any] = {name: policy.trace for name, policy in found.items()}
-    return {**traces, "begun": {name: policy.begun for name, policy in found.items()}}
+    begun = {name: policy.begun for name, policy in found.items()}
+    return {**traces, "begun": begun, "damaged": refused(strategy, folder / "rest" / "step=8.ckpt")}
+
+
+def refused(strategy: str, path: Path) -> str:
+    """What a checkpoint says of which one bit of one rank's weights has changed."""
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        files = [path] if path.is_file() else sorted(path.rglob("*0*.*pt*")) + sorted(path.rglob("*.distcp"))
+        flip_a_bit(files[-1])
+    try:
+        fit(Watched(), strategy, rollouts=4, resume=path)
+    except RLObjectivesError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
 
 
 class Watched(ToyPolicy):

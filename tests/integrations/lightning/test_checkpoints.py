@@ -24,7 +24,10 @@ from rlobjectives import CapabilityError, CheckpointError, Objective
 from rlobjectives.integrations import whole_files
 from rlobjectives.integrations.checkpoint_files import MARKER, mark, trouble_with
 from rlobjectives.integrations.lightning import Experience, PromptDataModule
-from rlobjectives.integrations.lightning.checkpoints import WholeCheckpointIO, _put_in_place
+from rlobjectives.integrations.lightning.checkpoint_io import WholeCheckpointIO
+from rlobjectives.integrations.lightning.checkpoints import _put_in_place
+from rlobjectives.integrations.lightning.strategy import _open_lock
+from tests.integrations.damage import empty, flip_a_bit
 from tests.integrations.lightning.runs import SEVERAL, Watched, fit, sampled, uneven
 from tests.integrations.lightning.small_model import ROWS, policy, save_small_model
 from tests.integrations.lightning.toy import ToyPolicy, full_weights
@@ -249,22 +252,15 @@ def test_no_prompt_is_skipped_and_none_is_sampled_twice(place: str, tmp_path: Pa
 # Half, damaged, foreign, empty.
 
 
-def flipped(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    place = content.find(b"PK\x03\x04", len(content) // 2) - 20  # the end of a part's data
-    content[place] ^= 0x10
-    path.write_bytes(bytes(content))
-
-
 class Malicious:
     def __reduce__(self) -> Any:
         return (os.mkdir, (os.environ["RLOBJECTIVES_TEST_TRACE"],))
 
 
 SPOILED = {
-    "flipped": (flipped, "is damaged"),
+    "flipped": (flip_a_bit, "is damaged"),
     "cut": (lambda path: path.write_bytes(path.read_bytes()[:5000]), "is no whole checkpoint .5,000 bytes"),
-    "empty": (lambda path: path.write_bytes(b""), "is empty"),
+    "empty": (empty, "is empty"),
     "text": (lambda path: path.write_text("weights"), "is no checkpoint: it begins with b'weights'"),
     "pickle": (lambda path: path.write_bytes(pickle.dumps(Malicious())), "is a bare pickle"),
     "missing": (Path.unlink, "does not exist"),
@@ -412,6 +408,16 @@ def test_sigkill_while_saving_leaves_the_checkpoint_before_and_the_same_end(tmp_
     again = fit(Watched(), "single", rollouts=4, folder=tmp_path, resume=tmp_path / "step=8.ckpt")
     assert torch.equal(weights(whole), weights(again))
     assert not list(tmp_path.glob(".step=12.ckpt-*"))  # what the dead run has left is cleared away
+
+
+def test_a_link_in_the_folder_of_temporary_files_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("theirs")
+    (tmp_path / "some.lock").symlink_to(tmp_path / "other")
+    with pytest.raises(RuntimeError, match=r"some.lock cannot be opened .*link there. Delete it"):
+        _open_lock(tmp_path / "some.lock")
+    with _open_lock(tmp_path / "own.lock") as lock:
+        lock.write("mine")
+    assert (tmp_path / "other").read_text() == "theirs"
 
 
 def test_a_folder_that_is_replaced_is_there_before_and_after(tmp_path: Path) -> None:

@@ -133,6 +133,19 @@ def test_a_resumed_run_takes_the_steps_of_an_uninterrupted_one(found, strategy, 
         }
 
 
+@pytest.mark.parametrize("strategy", STATEFUL)
+def test_a_changed_bit_is_refused_and_the_checkpoint_before_is_named(found, strategy):
+    error = found(strategy)["resumed"]["damaged"]
+    assert error.startswith("CheckpointError: checkpoint ")
+    assert "step=8.ckpt' is damaged: " in error
+    assert "step=4.ckpt', is whole: take that" in error
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero3"])
+def test_a_changed_bit_stops_every_rank(ranks, strategy):
+    assert "rank 0 stopped with CheckpointError" in ranks(strategy)[1]["resumed"]["damaged"]
+
+
 @pytest.mark.parametrize("strategy", KILLED)
 def test_sigkill_while_saving_leaves_the_checkpoint_before_and_the_same_end(ranks, strategy, tmp_path):
     whole = ranks(strategy)[0]["resumed"]["whole"]
