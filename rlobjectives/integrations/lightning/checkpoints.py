@@ -82,9 +82,9 @@ class CheckpointGuard:
         self._save = self.strategy.save_checkpoint
         self._load = self.strategy.load_checkpoint
         self._load_weights = self.strategy.load_model_state_dict
-        self.strategy.save_checkpoint = self.save
-        self.strategy.load_checkpoint = self.load
-        self.strategy.load_model_state_dict = self.load_weights
+        vars(self.strategy).update(
+            save_checkpoint=self.save, load_checkpoint=self.load, load_model_state_dict=self.load_weights
+        )
 
     # Writing.
 

@@ -185,7 +185,7 @@ class _FinishRollout(Callback):
             )
 
 
-def _folders(trainer: Trainer) -> dict[str, list[Path]]:
+def _folders(trainer: Any) -> dict[str, list[Path]]:
     """Where the trainer will write on this machine, by who does."""
     found: dict[str, list[Any]] = {}
     for callback in trainer.callbacks:
