@@ -25,6 +25,9 @@ class Schedule:
     def __init__(self, start: float) -> None:
         self.start = start
 
+    def at(self, step: int) -> float:
+        return self.start / (1 + step)
+
 
 class Capped(PolicyLoss):
     """A loss that is no dataclass, and keeps its option under a private name."""
@@ -74,7 +77,7 @@ EVERYTHING = {
     "tensor": torch.arange(6, dtype=torch.float32).reshape(2, 3),
     "object": Capped(0.9, Schedule(0.1), torch.ones(2)),
     "dataclass": Tagged(),
-    "functions": (scaled(2.0), functools.partial(power, exponent=2.0), Schedule(1.0).__init__),
+    "functions": (scaled(2.0), functools.partial(power, exponent=2.0), Schedule(1.0).at),
     "module": nn.Linear(2, 2),
     "kinds": (torch.bfloat16, Path("a/b"), int, torch.device("cpu")),
 }
@@ -105,7 +108,7 @@ LOOP.append(LOOP)
         (scaled(2.0), scaled(3.0)),
         (functools.partial(power, exponent=2.0), functools.partial(power, exponent=3.0)),
         (Rejection(low=0.5), Rejection(low=0.6)),
-        (Schedule(1.0).__init__, Schedule(2.0).__init__),
+        (Schedule(1.0).at, Schedule(2.0).at),
         ({"a": 1}, {"a": 2}),
         (LOOP, [1]),
     ],

@@ -173,7 +173,7 @@ class TestNames:
             tau: float = 2.0
 
         module = types.ModuleType("mine_for_messages")
-        module.Tempered, module.whole, module.helper = Tempered, SequenceMean(), len
+        vars(module).update(Tempered=Tempered, whole=SequenceMean(), helper=len)
         monkeypatch.setitem(sys.modules, "mine_for_messages", module)
         assert Objective.named("grpo", policy_loss="mine_for_messages:Tempered").policy_loss == Tempered()
         assert Objective.named("grpo", reduction="mine_for_messages:whole").reduction == SequenceMean()
@@ -261,7 +261,7 @@ class TestDevices:
         for name, column in good.items():
             if name not in ("rewards", "layout"):
                 refused(
-                    lambda: Rollouts(**{**good, name: column.to("meta")}),
+                    lambda: Rollouts(**{**good, name: torch.empty_like(column, device="meta")}),
                     f"{name} is on meta, but rewards is on cpu",
                     ShapeError,
                 )

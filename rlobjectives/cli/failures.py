@@ -112,7 +112,7 @@ def _is_own(filename: str) -> bool:
         return False
     path = Path(filename)
     installed = {"site-packages", "dist-packages"} & {*path.parts}
-    roots = [
+    roots: list[str | Path] = [
         sysconfig.get_path("stdlib"),
         sysconfig.get_path("platstdlib"),
         Path(rlobjectives.__file__).parent,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlobjectives.checks import LOGPROBS, check_tensor, logprob_excess, nonfinite_count
 from rlobjectives.distributed.communicator import Communicator
-from rlobjectives.distributed.synchronize import ABOVE
+from rlobjectives.distributed.faults import ABOVE
 from rlobjectives.errors import ShapeError, WindowError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.layouts import TokenLayout

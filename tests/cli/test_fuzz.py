@@ -235,9 +235,9 @@ def test_modules(key: str) -> None:
             yield from nonsense(made, POLICY_NUMBERS if key == "model" else DATA_NUMBERS)
             yield from nonsense(getattr(made, "objective", None))
 
-    base = {key: {**WHOLE[key], "init_args": {**WHOLE[key]["init_args"]}}}  # type: ignore[dict-item, index]
+    base = {key: {**WHOLE[key], "init_args": {**WHOLE[key]["init_args"]}}}
     if key == "model":
-        base["model"]["init_args"]["objective"] = {"estimator": {"class_path": "GRPO"}}  # type: ignore[index]
+        base["model"]["init_args"]["objective"] = {"estimator": {"class_path": "GRPO"}}
     accepted, refused = check_parts(cases(base, SEED, 250, within=f"{key}.init_args"), parse, judge)
     assert accepted > 5 and refused > 150
 

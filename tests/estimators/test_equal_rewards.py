@@ -89,8 +89,8 @@ def test_a_constant_sum_of_tenths(estimator: Any, dtype: torch.dtype) -> None:
     data = rollouts(TENTHS, dtype)
     assert not first(estimator.estimate(data)).any()
     assert estimator.carries_signal(data).tolist() == [False]
-    assert reward_metrics(data, estimator)["reward/constant_group_fraction"].value == 1.0
-    assert group_metrics(data, estimator)["group/zero_advantage_fraction"].value == 1.0
+    assert reward_metrics(data, estimator)["reward/constant_group_fraction"].report("x")["x"] == 1.0
+    assert group_metrics(data, estimator)["group/zero_advantage_fraction"].report("x")["x"] == 1.0
     assert not final(estimator, data).any()
 
 
@@ -249,7 +249,10 @@ def test_constant_in_exact_arithmetic_is_exactly_zero(dtype: torch.dtype, drawn:
         assert not first(estimate).any(), estimator
         assert estimator.carries_signal(data, estimate).tolist() == [False]
         assert (
-            reward_metrics(data, estimator, estimate=estimate)["reward/constant_group_fraction"].value == 1.0
+            reward_metrics(data, estimator, estimate=estimate)["reward/constant_group_fraction"].report("x")[
+                "x"
+            ]
+            == 1.0
         )
     for plain in IN_WINDOW:
         assert not final(dataclasses.replace(plain, weights=weights), data).any(), plain

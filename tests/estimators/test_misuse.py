@@ -90,17 +90,17 @@ def test_true_and_false_are_no_numbers(kind: Any, option: str) -> None:
 def test_names_that_are_no_names(names: Any) -> None:
     with pytest.raises(ShapeError, match=r"reward_names is .*; expected"):
         Rollouts(rewards=torch.zeros(2, 2), group_ids=torch.tensor([0, 0]), reward_names=names)
-    listed = Rollouts(rewards=torch.zeros(2, 2), group_ids=torch.tensor([0, 0]), reward_names=["a", "b"])  # type: ignore[arg-type]
+    listed = Rollouts(rewards=torch.zeros(2, 2), group_ids=torch.tensor([0, 0]), reward_names=["a", "b"])
     assert listed.reward_names == ("a", "b")
 
 
 def test_a_precision_that_is_none() -> None:
     with pytest.raises(ShapeError, match="reward_dtype is 'float32'; expected a torch.dtype"):
-        Rollouts(rewards=torch.zeros(2), group_ids=torch.tensor([0, 0]), reward_dtype="float32")  # type: ignore[arg-type]
+        Rollouts(rewards=torch.zeros(2), group_ids=torch.tensor([0, 0]), reward_dtype="float32")
 
 
 def test_ddof_is_zero_or_one() -> None:
     for kind in (GRPO, GAE, BatchBaseline):
         for value in (False, True, 2, "1", None):
             with pytest.raises(CapabilityError, match="ddof is"):
-                kind(ddof=value)  # type: ignore[arg-type]
+                kind(ddof=value)

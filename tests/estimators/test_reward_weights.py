@@ -105,7 +105,7 @@ def test_weights_are_a_copy_and_lists_are_tuples() -> None:
     estimator = GRPO(weights=given)
     given["format"] = 9.0
     assert estimator.weights == NAMED
-    assert GRPO(weights=[1.0, 0.5]) == GRPO(weights=(1.0, 0.5))  # type: ignore[arg-type]
+    assert GRPO(weights=[1.0, 0.5]) == GRPO(weights=(1.0, 0.5))
     with pytest.raises(CapabilityError, match="weights"):
         MaxRL(weights={"a": -1.0, "b": 1.0})
 

@@ -30,7 +30,11 @@ if TYPE_CHECKING:
     from rlobjectives.integrations.lightning.engine import Engine
     from rlobjectives.integrations.lightning.resuming import ResumableRollouts
 
-    _Base = ResumableRollouts
+    class _Base(ResumableRollouts):
+        """What stands behind this mixin among a module's bases."""
+
+        def _ready(self) -> Engine: ...
+
 else:
     _Base = object
 

@@ -34,7 +34,7 @@ class Termination:
         self.asked = False
         self._signals: Any = trainer._signal_connector
         if trainer.world_size > 1:
-            self._signals._sigterm_notifier_fn = self._note
+            vars(self._signals)["_sigterm_notifier_fn"] = self._note  # of this instance alone
 
     def agree(self, communicator: Communicator) -> None:
         """Stop after this batch if any rank was told to end. One collective; all ranks call it together."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -92,13 +93,17 @@ def told(work: Callable[[], Any]) -> str:
     return "nothing"
 
 
+def _rated(options: dict[str, Any], strategy: str) -> None:
+    fit(Rated(**options), strategy, rollouts=1)
+
+
 def cases(strategy: str, folder: str) -> None:
     """Write what each case ends with into a file of this rank. Rank 1 leaves as a program would that failed."""
     rank = int(os.environ["RANK"])
     found: dict[str, str] = {}
     if strategy == "ddp":
         for name, pair in OPTIONS.items():
-            found[name] = told(lambda pair=pair: fit(Rated(**pair[rank]), strategy, rollouts=1))
+            found[name] = told(functools.partial(_rated, pair[rank], strategy))
         found["max_steps"] = told(lambda: fit(Rated(), strategy, rollouts=1, max_steps=3 + rank))
         found["may differ"] = told(lambda: fit(Free(folder=str(rank)), strategy, rollouts=1))
         found["optimizer"] = told(lambda: fit(Free(learning_rate=7.0), strategy, rollouts=1))

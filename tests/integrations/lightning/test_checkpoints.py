@@ -21,12 +21,10 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnException
 from torch.utils.data import DataLoader
 
 from rlobjectives import CapabilityError, CheckpointError, Objective
-from rlobjectives.integrations import whole_files
 from rlobjectives.integrations.checkpoint_files import MARKER, mark, trouble_with
 from rlobjectives.integrations.lightning import Experience, PromptDataModule
 from rlobjectives.integrations.lightning.checkpoint_io import WholeCheckpointIO
 from rlobjectives.integrations.lightning.checkpoints import _put_in_place
-from rlobjectives.integrations.lightning.strategy import _open_lock
 from tests.integrations.damage import empty, flip_a_bit
 from tests.integrations.lightning.runs import SEVERAL, Watched, fit, sampled, uneven
 from tests.integrations.lightning.small_model import ROWS, policy, save_small_model
@@ -351,7 +349,7 @@ def test_a_folder_that_cannot_be_written_is_found_at_set_up(
         checks = {"enable_checkpointing": True} if kind is ModelCheckpoint else {}
         with pytest.raises(CapabilityError, match=f"{kind.__name__} cannot write to '{folder}'"):
             trainer(callbacks=[callback, Silent()], **checks).fit(module, DataLoader(torch.arange(1)))
-        monkeypatch.setattr(whole_files.tempfile, "TemporaryFile", read_only)
+        monkeypatch.setattr("rlobjectives.integrations.whole_files.tempfile.TemporaryFile", read_only)
 
 
 def test_a_save_that_fails_is_an_error(copies: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +359,7 @@ def test_a_save_that_fails_is_an_error(copies: tuple[Path, Path], monkeypatch: p
         raise PermissionError(13, "Permission denied")
 
     before = copies[1].read_bytes()
-    monkeypatch.setattr(whole_files.tempfile, "mkstemp", denied)
+    monkeypatch.setattr("rlobjectives.integrations.whole_files.tempfile.mkstemp", denied)
     with pytest.raises(CheckpointError, match="could not be written: .*Permission denied"):
         WholeCheckpointIO().save_checkpoint({"a": 1}, copies[1])
     monkeypatch.undo()
@@ -408,16 +406,6 @@ def test_sigkill_while_saving_leaves_the_checkpoint_before_and_the_same_end(tmp_
     again = fit(Watched(), "single", rollouts=4, folder=tmp_path, resume=tmp_path / "step=8.ckpt")
     assert torch.equal(weights(whole), weights(again))
     assert not list(tmp_path.glob(".step=12.ckpt-*"))  # what the dead run has left is cleared away
-
-
-def test_a_link_in_the_folder_of_temporary_files_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "other").write_text("theirs")
-    (tmp_path / "some.lock").symlink_to(tmp_path / "other")
-    with pytest.raises(RuntimeError, match=r"some.lock cannot be opened .*link there. Delete it"):
-        _open_lock(tmp_path / "some.lock")
-    with _open_lock(tmp_path / "own.lock") as lock:
-        lock.write("mine")
-    assert (tmp_path / "other").read_text() == "theirs"
 
 
 def test_a_folder_that_is_replaced_is_there_before_and_after(tmp_path: Path) -> None:

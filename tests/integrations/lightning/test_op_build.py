@@ -26,7 +26,10 @@ def test_who_waits_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capl
     holder.start()
     assert ours.recv() == "held"
     monkeypatch.setattr(op_build, "_SAY_AFTER_SECONDS", 0.0)
-    monkeypatch.setattr(op_build.time, "sleep", lambda _: ours.send("go") if caplog.records else None)
+    monkeypatch.setattr(
+        "rlobjectives.integrations.lightning.op_build.time.sleep",
+        lambda _: ours.send("go") if caplog.records else None,
+    )
     with caplog.at_level(logging.WARNING, "rlobjectives"), file_lock(tmp_path, "an op"):
         holder.join(60.0)
         assert holder.exitcode == 0  # it had left the lock before we got it
@@ -64,7 +67,7 @@ def test_a_lock_is_the_users_own_and_needs_a_folder_to_write_to(tmp_path: Path, 
     def refuse(*_: Any) -> int:
         raise PermissionError(13, "read-only")
 
-    monkeypatch.setattr(op_build.os, "open", refuse)
+    monkeypatch.setattr("rlobjectives.integrations.lightning.op_build.os.open", refuse)
     with file_lock(tmp_path, "an op"):  # where nobody can build there is nothing to wait for
         pass
 

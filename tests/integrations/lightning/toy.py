@@ -124,7 +124,7 @@ class ToyPolicy(ObjectiveMixin, LightningModule):
     def rollout(self, batch: Tensor) -> Experience:
         return self.source(self.global_rank if self.trainer.world_size > 1 else None, int(batch))
 
-    def score(self, micro_batch: Experience) -> tuple[Tensor, None]:
+    def score(self, micro_batch: Experience) -> tuple[Tensor, Tensor | None]:
         return self.net.logprobs(micro_batch.input_ids), None
 
     def on_after_backward(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -69,7 +70,7 @@ def cases(folder: str, last: str) -> None:
     found: dict[str, str] = {}
     if last == "reward":
         for name, pair in OPTIONS.items():
-            found[name] = told(lambda pair=pair: made(pair[rank]))
+            found[name] = told(functools.partial(made, pair[rank]))
         found["same"] = told(lambda: made({}).train())
     ends: dict[str, Callable[[], Any]] = {
         "reward": lambda: made({}, reward_funcs=[broken_reward]).train(),

@@ -21,7 +21,7 @@ import torch
 from transformers import Trainer
 
 from rlobjectives import CapabilityError, CheckpointError
-from rlobjectives.integrations import checkpoint_files, whole_files
+from rlobjectives.integrations import checkpoint_files
 from rlobjectives.integrations.checkpoint_files import BEGUN, MARKER
 from rlobjectives.integrations.trl import checkpoint_folder, mixin
 from tests.integrations.damage import cut, empty, flip_a_bit, overwrite_with_text
@@ -197,7 +197,7 @@ def test_an_output_folder_that_cannot_be_written_is_found_at_set_up(
     def read_only(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(whole_files.tempfile, "TemporaryFile", read_only)
+    monkeypatch.setattr("rlobjectives.integrations.whole_files.tempfile.TemporaryFile", read_only)
     with pytest.raises(CapabilityError, match="cannot be written: Permission denied"):
         build(tmp_path / "other")
     build(tmp_path / "other", save_strategy="no")
