@@ -93,7 +93,7 @@ class ToyAgent(CriticMixin, ToyPolicy):
         optimizer = torch.optim.AdamW(groups, weight_decay=0.1)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.9)]
 
-    def score(self, micro_batch: Experience) -> tuple[Tensor, None]:
+    def score(self, micro_batch: Experience) -> tuple[Tensor, Tensor | None]:
         self.policy_runs += torch.is_grad_enabled()
         return super().score(micro_batch)
 
