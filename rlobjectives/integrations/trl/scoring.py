@@ -30,7 +30,7 @@ class ScoringMixin(Host):
     _generates: bool = True  # by the model's own `generate`
     _tested: bool = False
 
-    def _get_per_token_logps_and_entropies(  # type: ignore[override]
+    def _get_per_token_logps_and_entropies(
         self, model: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[Any, ...]:
         """TRL's log-probabilities, at positions counted from each sequence's first token.
