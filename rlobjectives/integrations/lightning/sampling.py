@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from rlobjectives.checks import check_number, check_positive_int, refuse_rows
 from rlobjectives.distributed import LOCAL, Communicator
 from rlobjectives.errors import CapabilityError, NonFiniteError
-from rlobjectives.integrations.transformers.keywords import forward_keywords, position_ids, unwrapped
+from rlobjectives.integrations.transformers.keywords import (
+    class_name,
+    forward_keywords,
+    position_ids,
+    unwrapped,
+)
 
 __all__ = ["Completions", "SamplingOptions", "sample_completions", "sampling_logprobs"]
 
@@ -197,7 +202,7 @@ class _Keywords:
     def __init__(self, model: nn.Module) -> None:
         known = forward_keywords(model)
         self._inside = inside = unwrapped(model)
-        self._name = type(inside).__name__
+        self._name = class_name(model)
         self._positions = "position_ids" in known
         self._last_only = "logits_to_keep" in known
         self._use_cache = "use_cache" in known

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from rlobjectives.integrations.transformers.keywords import forward_keywords, unwrapped
+from rlobjectives.integrations.transformers.keywords import class_name, forward_keywords, unwrapped
 
 __all__ = ["suspected_cause"]
 
@@ -77,5 +77,5 @@ def _hidden(model: nn.Module) -> str:
     for part in model.modules():
         names = forward_keywords(part) if part is not model else frozenset()
         if {"input_ids", "position_ids"} <= names and hasattr(part, "get_output_embeddings"):
-            return type(part).__name__
+            return class_name(part)
     return ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["forward_keywords", "position_ids", "unwrapped"]
+__all__ = ["class_name", "forward_keywords", "position_ids", "unwrapped"]
 
 
 def forward_keywords(model: nn.Module) -> frozenset[str]:
@@ -46,6 +46,16 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model: A language model, wrapped or not.
     """
     return _chain(model)[-1]
+
+
+def class_name(model: nn.Module) -> str:
+    """What to call a model in a message: the class inside all wrappers, without what FSDP2 makes of its name.
+
+    Args:
+        model: A language model, wrapped or not.
+    """
+    kinds = type(unwrapped(model)).__mro__
+    return next(kind.__name__ for kind in kinds if not kind.__module__.startswith("torch.distributed."))
 
 
 def position_ids(attention_mask: Tensor) -> Tensor:

@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from rlobjectives.distributed import replay
 from rlobjectives.errors import CapabilityError, RLObjectivesError
 from rlobjectives.integrations.transformers.diagnosis import suspected_cause
-from rlobjectives.integrations.transformers.keywords import forward_keywords, position_ids, unwrapped
+from rlobjectives.integrations.transformers.keywords import (
+    class_name,
+    forward_keywords,
+    position_ids,
+    unwrapped,
+)
 from rlobjectives.integrations.transformers.packed import check_packing
 from rlobjectives.logprobs import sequence_logprobs
 
@@ -210,7 +215,7 @@ def _attempt(model: nn.Module, what: str, hint: str, function: Callable[..., Any
         raise
     except Exception as error:  # whatever an architecture raises that does not fit
         raise CapabilityError(
-            f"{type(unwrapped(model)).__name__} fails the self-test before training: {what} of two short sequences "
+            f"{class_name(model)} fails the self-test before training: {what} of two short sequences "
             f"stopped with {type(error).__name__}: {error}\n  The model, or its version of transformers, does not do "
             f"what training needs. {hint}".rstrip()
         ) from error
@@ -284,7 +289,7 @@ def _message(model: nn.Module, found: ModelCheck, hint: str) -> str:
     cause, remedy = suspected_cause(model, failed, finite=finite)
     return "\n".join(
         [
-            f"{type(unwrapped(model)).__name__} fails the self-test before training: the same tokens get other numbers "
+            f"{class_name(model)} fails the self-test before training: the same tokens get other numbers "
             f"than in a forward of the sequence alone ({str(found.dtype).removeprefix('torch.')}).",
             *lines,
             f"  Suspected cause: {cause}",
