@@ -145,12 +145,13 @@ def trainer_facts(
         has_teacher: There is a ``rollout_func``, which may return a teacher's log-probabilities.
         has_reference: The trainer hands out reference log-probabilities.
     """
-    rows = getattr(config, "train_batch_size", config.per_device_train_batch_size)  # of a process
+    rows = getattr(config, "train_batch_size", None)  # of a process
+    ranks = getattr(config, "world_size", 1)
     sampling = {**vars(config), **(config.generation_kwargs or {})}
     return TrainerFacts(
         num_generations=config.num_generations,
         num_rewards=num_rewards,
-        window_sequences=rows * config.gradient_accumulation_steps * getattr(config, "world_size", 1),
+        window_sequences=None if rows is None else rows * config.gradient_accumulation_steps * ranks,
         window_settings="per_device_train_batch_size × gradient_accumulation_steps × ranks",
         updates_per_rollout=updates_per_rollout(
             config.gradient_accumulation_steps, config.steps_per_generation, config.num_iterations
