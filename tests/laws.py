@@ -65,6 +65,8 @@ def each(values: list[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("part", values, ids=label)
 
 
+# Draws hold windows of one sequence, too, which the estimators that compare sequences report.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than two that count")
 every_objective = pytest.mark.parametrize("name", list(OBJECTIVES))
 each_effort = pytest.mark.parametrize("effort", range(EFFORT))
 every_plain_objective = pytest.mark.parametrize("name", PLAIN)

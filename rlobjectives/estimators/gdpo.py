@@ -195,9 +195,8 @@ class GDPO(RewardWeights):
         live = group_largest(columns.abs(), scored, groups) > 0
         unit = rounding_unit(rollouts.reward_dtype) + _ARITHMETIC
         error = unit * group_largest(rollouts.rewards.abs(), scored, groups)[groups.index] / divisor
-        shift = (
-            2.0 if self.baseline == "inclusive" else 4.0
-        )  # c/(c − 1) times the deviation is at most twice it
+        # Leave-one-out multiplies a deviation by c/(c − 1), which is at most 2.
+        shift = 2.0 if self.baseline == "inclusive" else 4.0
         moved = (shift + 1.5 * columns.abs()) * error.clamp_max(_PROVABLE) + _ARITHMETIC * columns.abs()
         sizes = [abs(weight) for weight in weights]
         bound = weighted_columns(torch.where(live[groups.index], moved, 0.0), sizes)

@@ -20,6 +20,7 @@ from rlobjectives.integrations.lightning.engine import Engine, configure, make_e
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.forward_state import dropouts, forward_side_effects
 from rlobjectives.integrations.lightning.normalization import check_normalized
+from rlobjectives.integrations.lightning.plan import window_facts
 from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed, seeded
 from rlobjectives.integrations.lightning.resuming import ResumableRollouts
 from rlobjectives.integrations.lightning.rollout_round import Round
@@ -213,21 +214,9 @@ class ObjectiveMixin(ResumableRollouts, _Base):
             old_logprobs="recomputed",
             dropout=0.0 if self.disable_dropout else max(dropouts(self), default=0.0),
             whole_groups_per_window=True,
-            window_sequences=self._window_sequences(datamodule),
-            window_settings="prompts_per_step and num_generations of the data, windows_per_rollout of the module",
-            reward_names=self._reward_names(),
+            **window_facts(self, datamodule),
             forward_side_effects=forward_side_effects(self),
         )
-
-    def _window_sequences(self, datamodule: object | None) -> int | None:
-        """Sequences of the smallest optimizer step over all ranks, where the data module and the trainer tell."""
-        prompts = getattr(datamodule, "prompts_per_step", None)
-        repeats = getattr(datamodule, "num_generations", None)
-        if prompts is None or repeats is None or getattr(self, "_trainer", None) is None:
-            return None
-        ranks = int(self.trainer.world_size)
-        # Every rank cuts its own prompts alike; a window without any is skipped.
-        return int(max(1, prompts // ranks // self.windows_per_rollout) * repeats * ranks)
 
     def rollout_columns(self) -> frozenset[str]:
         """Optional columns of `Rollouts` that estimates may read; here all, since `rollout` may fill any of them."""

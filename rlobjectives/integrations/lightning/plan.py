@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-__all__ = ["Plan", "Turn", "plan_updates"]
+if TYPE_CHECKING:
+    from rlobjectives.integrations.lightning.mixin import ObjectiveMixin
+
+__all__ = ["Plan", "Turn", "plan_updates", "window_facts"]
 
 Plan = list[list[list[int]]]
 """For each update of a rollout, its micro-batches; each micro-batch lists positions of sequences."""
 Turn = tuple[str, list[list[int]]]
 """One update of a rollout: who takes it, as the round calls it, and its micro-batches."""
+
+
+def window_facts(module: ObjectiveMixin, datamodule: object | None) -> dict[str, Any]:
+    """What the data module, the module and the trainer together say of the smallest optimizer step.
+
+    Args:
+        module: Says into how many windows a rollout is cut; attached to a trainer, how many ranks there are.
+        datamodule: Its ``prompts_per_step`` and ``num_generations`` are read if it has them.
+
+    Returns:
+        ``window_sequences``, over all ranks, and ``window_settings`` of `TrainerFacts`; nothing where one is unknown.
+    """
+    prompts, repeats = (getattr(datamodule, name, None) for name in ("prompts_per_step", "num_generations"))
+    if prompts is None or repeats is None or getattr(module, "_trainer", None) is None:
+        return {}
+    ranks = int(module.trainer.world_size)
+    # Every rank cuts its own prompts alike; a window without any is skipped.
+    groups = max(1, prompts // ranks // module.windows_per_rollout) * ranks
+    settings = "prompts_per_step and num_generations of the data, windows_per_rollout of the module"
+    return {"window_sequences": groups * repeats, "window_settings": settings}
 
 
 def plan_updates(

@@ -225,6 +225,7 @@ class CausalLMPolicy(PromptRollouts, ObjectiveMixin, StaleSampling, CompletionVa
         return dataclasses.replace(
             super().trainer_facts(datamodule),
             num_rewards=len(self.reward_functions),
+            reward_names=self.reward_functions.names,
             max_staleness=0 if self.snapshots is None else self.snapshots.max_staleness,
             old_logprobs=self.old_logprobs,
             temperature=self.sampling.temperature,

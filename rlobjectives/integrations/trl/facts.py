@@ -154,13 +154,14 @@ def trainer_facts(
         has_sampler: vLLM or a user's ``rollout_func`` samples, and its log-probabilities are handed out.
         has_teacher: There is a ``rollout_func``, which may return a teacher's log-probabilities.
     """
-    rows = getattr(config, "train_batch_size", config.per_device_train_batch_size)  # of a process
+    rows = getattr(config, "train_batch_size", None)  # of a process
+    ranks = getattr(config, "world_size", 1)
     # Without a sampler that says what it drew from, `violations` refuses a cut in TRL's own words.
     sampling = cut_sampling(config) if has_sampler else {}
     return TrainerFacts(
         num_generations=config.num_generations,
         num_rewards=num_rewards,
-        window_sequences=rows * config.gradient_accumulation_steps * getattr(config, "world_size", 1),
+        window_sequences=None if rows is None else rows * config.gradient_accumulation_steps * ranks,
         window_settings="per_device_train_batch_size × gradient_accumulation_steps × ranks",
         updates_per_rollout=updates_per_rollout(
             config.gradient_accumulation_steps, config.steps_per_generation, config.num_iterations
