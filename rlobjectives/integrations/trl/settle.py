@@ -170,7 +170,7 @@ def check_reference(objective: Objective, config: Any) -> None:
 
 
 def one_of(argument: ObjectiveLike | None, attribute: ObjectiveLike | None, config: Any) -> ObjectiveLike:
-    """The objective, which must be said in exactly one place.
+    """The objective, which must be given exactly once.
 
     Args:
         argument: Given to the trainer.
@@ -178,7 +178,7 @@ def one_of(argument: ObjectiveLike | None, attribute: ObjectiveLike | None, conf
         config: An `ObjectiveConfig`, or another without one.
 
     Raises:
-        CapabilityError: If it is said nowhere, or in several places.
+        CapabilityError: If it is given nowhere, or in several places.
     """
     inside = None
     if getattr(config, "objective", None):
@@ -189,7 +189,7 @@ def one_of(argument: ObjectiveLike | None, attribute: ObjectiveLike | None, conf
         raise CapabilityError(
             "no objective: pass objective=..., write it in the class body, or use ObjectiveConfig(objective=...)."
             if not said
-            else f"the objective is said in {len(said)} places ({', '.join(said)}). Keep one."
+            else f"the objective is given in {len(said)} places ({', '.join(said)}). Keep one."
         )
     return next(iter(said.values()))
 
@@ -202,7 +202,7 @@ def settle_sampling(kind: type, config: Any) -> tuple[str, int]:
         config: Its configuration.
 
     Raises:
-        CapabilityError: If one is said in both places, or out of range.
+        CapabilityError: If one is given in both places, or out of range.
 
     Example:
         >>> from types import SimpleNamespace
@@ -213,7 +213,7 @@ def settle_sampling(kind: type, config: Any) -> tuple[str, int]:
     for name, usual in (("dynamic_sampling", "off"), ("max_resamples", 2)):
         here, there = getattr(kind, name, None), getattr(config, name, None)
         if here is not None and there is not None:
-            raise CapabilityError(f"{name} is said in 2 places (the class body, ObjectiveConfig). Keep one.")
+            raise CapabilityError(f"{name} is given in 2 places (the class body, ObjectiveConfig). Keep one.")
         settled[name] = next((one for one in (here, there) if one is not None), usual)
     mode = as_sampling_mode(settled["dynamic_sampling"])
     check_resamples(settled["max_resamples"])
