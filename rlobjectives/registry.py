@@ -45,7 +45,7 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
         source="arXiv:2503.14476",
     ),
     "dapo_entropy": AlgorithmSpec(
-        summary="DAPO on the fifth of the tokens with the highest entropy",
+        summary="DAPO on the 20 % of tokens with the highest entropy",
         parts={
             "estimator": "GRPO",
             "policy_loss": "ClippedSurrogate",
@@ -106,7 +106,7 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
         source="arXiv:2402.03300",
     ),
     "gspo": AlgorithmSpec(
-        summary="one clipped ratio a sequence, every sequence counts the same",
+        summary="one clipped ratio per sequence, every sequence counts the same",
         parts={"estimator": "GRPO", "policy_loss": "GSPO", "reduction": "SequenceMean"},
         source="arXiv:2507.18071",
     ),
@@ -121,7 +121,7 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
         source="arXiv:2505.22617",
     ),
     "luspo": AlgorithmSpec(
-        summary="one clipped ratio a sequence, weighted by the sequence's length",
+        summary="one clipped ratio per sequence, weighted by the sequence's length",
         parts={"estimator": "GRPO", "policy_loss": "GSPO", "reduction": "SequenceSum"},
         options={"policy_loss": {"clip_low": 2e-3, "clip_high": 2.5e-3}},
         source="arXiv:2602.05261",
@@ -142,7 +142,7 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
         source="arXiv:2505.23585",
     ),
     "optimal_token_baseline": AlgorithmSpec(
-        summary="one baseline a token, weighted by the uncertainty of each path",
+        summary="one baseline per token, weighted by the uncertainty of each path",
         parts={
             "estimator": "OptimalTokenBaseline",
             "policy_loss": "ClippedSurrogate",

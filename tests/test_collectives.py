@@ -27,7 +27,7 @@ def test_exchanges_of_a_step(name: str) -> None:
 
 def test_the_page_says_so() -> None:
     text = " ".join((ROOT / "docs" / "performance.md").read_text(encoding="utf-8").split())
-    assert "Two exchanges a step" in text
+    assert "Two exchanges per step" in text
     for name, count in MORE.items():
         words = {4: "four", 5: "five"}
         assert f"`{name}` {words[count]}" in text

@@ -149,7 +149,7 @@ OPTIONS: dict[str, Option] = {
     **_replaced("scale_rewards", by="`estimator={'scale': 'group' | 'batch' | 'none'}` of `GRPO`"),
     "mask_truncated_completions": Option(
         "read",
-        "Truncated completions leave both sums; means over sequences still count them (`count='nonempty'` does not). "
+        "Truncated completions are excluded from numerator and denominator; means over sequences still count them (`count='nonempty'` does not). "
         "TRL before 1.9 goes on dividing by their tokens.",
     ),
     **_kept("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),

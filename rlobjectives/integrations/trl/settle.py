@@ -177,7 +177,7 @@ def check_reference(objective: Objective, config: Any) -> None:
 
 
 def one_of(argument: ObjectiveLike | None, attribute: ObjectiveLike | None, config: Any) -> ObjectiveLike:
-    """The objective, which must be said in exactly one place.
+    """The objective, which must be given exactly once.
 
     Args:
         argument: Given to the trainer.
@@ -185,7 +185,7 @@ def one_of(argument: ObjectiveLike | None, attribute: ObjectiveLike | None, conf
         config: An `ObjectiveConfig`, or another without one.
 
     Raises:
-        CapabilityError: If it is said nowhere, or in several places.
+        CapabilityError: If it is given nowhere, or in several places.
     """
     inside = None
     if getattr(config, "objective", None):
@@ -196,7 +196,7 @@ def one_of(argument: ObjectiveLike | None, attribute: ObjectiveLike | None, conf
         raise CapabilityError(
             "no objective: pass objective=..., write it in the class body, or use ObjectiveConfig(objective=...)."
             if not said
-            else f"the objective is said in {len(said)} places ({', '.join(said)}). Keep one."
+            else f"the objective is given in {len(said)} places ({', '.join(said)}). Keep one."
         )
     return next(iter(said.values()))
 
@@ -209,7 +209,7 @@ def settle_sampling(kind: type, config: Any) -> tuple[str, int]:
         config: Its configuration.
 
     Raises:
-        CapabilityError: If one is said in both places, or out of range.
+        CapabilityError: If one is given in both places, or out of range.
 
     Example:
         >>> from types import SimpleNamespace
@@ -230,7 +230,7 @@ def settle_self_test(kind: type, config: Any) -> bool:
         config: Its configuration.
 
     Raises:
-        CapabilityError: If it is said in both places, or neither true nor false.
+        CapabilityError: If it is given in both places, or neither true nor false.
 
     Example:
         >>> from types import SimpleNamespace
@@ -253,11 +253,11 @@ def settled(kind: type, config: Any, name: str, usual: Any) -> Any:
         usual: What it is if neither says it.
 
     Raises:
-        CapabilityError: If it is said in both places.
+        CapabilityError: If it is given in both places.
     """
     here, there = getattr(kind, name, None), getattr(config, name, None)
     if here is not None and there is not None:
-        raise CapabilityError(f"{name} is said in 2 places (the class body, ObjectiveConfig). Keep one.")
+        raise CapabilityError(f"{name} is given in 2 places (the class body, ObjectiveConfig). Keep one.")
     return next((one for one in (here, there) if one is not None), usual)
 
 

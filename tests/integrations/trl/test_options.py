@@ -387,9 +387,9 @@ def test_dynamic_sampling_is_said_once_and_checked() -> None:
     for several in (-1, 1.5, True):
         with pytest.raises(CapabilityError, match="max_resamples is"):
             made(GRPOConfig, {"max_resamples": several})
-    with pytest.raises(CapabilityError, match=r"dynamic_sampling is said in 2 places"):
+    with pytest.raises(CapabilityError, match=r"dynamic_sampling is given in 2 places"):
         made(ObjectiveConfig, body, dynamic_sampling="off")
-    with pytest.raises(CapabilityError, match=r"max_resamples is said in 2 places"):
+    with pytest.raises(CapabilityError, match=r"max_resamples is given in 2 places"):
         made(ObjectiveConfig, body, max_resamples=2)
     per_token = Objective(estimator=FunctionEstimator(function=len, token_level=True))
     with pytest.raises(CapabilityError, match="gives one advantage a token"):

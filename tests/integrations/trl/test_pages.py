@@ -15,6 +15,9 @@ import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig
 
+from rlobjectives import OPSM, EntropyMask, ImportanceCorrection, KLPenalty, Rejection
+from rlobjectives.integrations.trl import ObjectiveConfig
+from rlobjectives.integrations.trl.settle import as_objective
 from tests.integrations.trl import tiny
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -107,3 +110,12 @@ def test_the_script_reads_the_yaml(model: str, tmp_path: Path, monkeypatch: pyte
     assert trained.objective.estimator.weights == (1.0, 0.5)
     assert trained.objective.policy_loss.clip_high == 0.28
     assert (trained.dynamic_sampling, trained.max_resamples) == ("resample", 2)
+
+
+def test_the_other_yaml_makes_an_objective(tmp_path: Path) -> None:
+    (text,) = (one for one in blocks(PAGE, "yaml") if "model_name_or_path" not in one)
+    config = ObjectiveConfig(**tiny.options(**yaml.safe_load(text)))
+    made = as_objective({"name": config.objective, **config.objective_args})
+    assert made.off_policy_mask == OPSM(threshold=0.5, against="behavior")
+    assert made.entropy_mask == EntropyMask(fraction=0.2) and made.kl == KLPenalty(coef=0.001)
+    assert made.correction == ImportanceCorrection(reject=(Rejection(over="sum", high=2.0),))
