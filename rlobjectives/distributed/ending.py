@@ -156,6 +156,9 @@ def ends_together(communicator: Communicator | None = None) -> Iterator[None]:
     Args:
         communicator: One of a single process makes this do nothing; by default, and otherwise, all ranks of the run.
 
+    Returns:
+        A context manager.
+
     Raises:
         RankError: If another rank has stopped, or is gone without a word.
 

@@ -84,7 +84,7 @@ def run_options(module: Any) -> dict[str, object]:
     data = getattr(trainer, "datamodule", None)
     if data is not None:
         options |= {f"{type(data).__name__}.{name}": one for name, one in _options_of(data, {"seed"}).items()}
-        facts = getattr(data, "agreement_facts", dict)()
+        facts: Mapping[str, object] = getattr(data, "agreement_facts", dict)()
         options |= {f"{type(data).__name__}.{name}": one for name, one in facts.items()}
     options |= {f"Trainer.{name}": getattr(trainer, name, None) for name in _TRAINER}
     # What the key of a checkpoint's state says: its kind, what it monitors, and when it saves.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import LightningModule
 from torch import Tensor
@@ -107,6 +107,9 @@ class CausalLMPolicy(PromptRollouts, ObjectiveMixin, StaleSampling, CompletionVa
         ...     rewards=["my_project.rewards.correct", "my_project.rewards.format"],
         ...     model_name_or_path="my-org/my-model", max_new_tokens=256)
     """
+
+    # A model may lie in another place on each machine.
+    may_differ: ClassVar[frozenset[str]] = frozenset({"model_name_or_path", "tokenizer_name_or_path"})
 
     def __init__(
         self,
