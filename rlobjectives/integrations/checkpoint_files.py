@@ -165,7 +165,12 @@ def _fingerprint(path: Path) -> dict[str, Any]:
     So what was written need not be read back at once.
     """
     size = path.stat().st_size
-    if size > _LARGE and path.suffix in _ARCHIVES and torch.serialization.get_crc32_options() and zipfile.is_zipfile(path):
+    if (
+        size > _LARGE
+        and path.suffix in _ARCHIVES
+        and torch.serialization.get_crc32_options()
+        and zipfile.is_zipfile(path)
+    ):
         with zipfile.ZipFile(path) as archive:
             table = [f"{one.filename}:{one.file_size}:{one.CRC}" for one in archive.infolist()]
         return {"kind": "archive", "size": size, "crc": zlib.crc32("\n".join(table).encode())}

@@ -36,7 +36,7 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, keep_suffix: bool = False) -> Iterator[Path]:
     """Give a temporary path beside ``path`` to write to, and move it into place at the end.
 
     Whoever reads `path` sees the old file or the new one, never half of it, also after a crash of the machine; after
@@ -44,9 +44,11 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Args:
         path: The file to write. Its folder is made.
+        keep_suffix: For writers that choose a format by it. Otherwise nobody who lists files by suffix finds half a one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=f".partial{path.suffix}")
+    suffix = f".partial{path.suffix}" if keep_suffix else ".partial"
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=suffix)
     os.close(handle)
     temporary = Path(name)
     try:

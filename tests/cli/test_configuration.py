@@ -1,5 +1,6 @@
 """Wrong configurations end in one message before anything is trained."""
 
+import functools
 import subprocess
 import sys
 
@@ -7,10 +8,11 @@ import lightning.pytorch  # noqa: F401  # its log handler keeps the stream it fi
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Trainer
 
 from rlobjectives import __version__
 from rlobjectives.cli import main
-from rlobjectives.cli.training import check_checkpoint
+from rlobjectives.cli.training import ObjectiveCLI, check_checkpoint
 from rlobjectives.registry import ALGORITHMS
 
 CONFIG = {
@@ -102,6 +104,37 @@ def test_a_torn_checkpoint_is_named(config, tmp_path, capsys):
     assert "torn.ckpt' is no whole checkpoint (3,000 bytes)" in capsys.readouterr().err
     check_checkpoint(whole)
     check_checkpoint(tmp_path)
+
+
+def test_hyper_parameters_of_a_checkpoint_overrule_nothing(config, tmp_path, monkeypatch):
+    """LightningCLI takes them for options of the model, which would load code that the checkpoint names."""
+    from tests.cli import project
+
+    built = []
+    monkeypatch.setattr(project, "uneven", lambda *_: built.append("trained"))
+    path = tmp_path / "crafted.ckpt"
+    torch.save({"hyper_parameters": {"_class_path": "tests.cli.project.Intruder", "top_p": 0.5}}, path)
+    monkeypatch.setattr(project, "Intruder", type("Intruder", (project.TablePolicy,), {}), raising=False)
+    seen = []
+    monkeypatch.setattr(
+        ObjectiveCLI, "before_fit", lambda cli: seen.append((type(cli.model), cli.model.top_p))
+    )
+    assert main(["fit", "--config", config, f"--ckpt_path={path}"]) == 2  # no checkpoint of a trainer
+    assert seen == [(project.TablePolicy, 1.0)]
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test"])
+def test_checkpoints_are_opened_without_running_code(config, tmp_path, monkeypatch, command):
+    """Whatever Lightning's default is for where they lie."""
+    asked = {}
+
+    @functools.wraps(getattr(Trainer, command))
+    def watched(*_, **options):
+        asked.update(options)
+
+    monkeypatch.setattr(Trainer, command, watched)
+    assert main([command, "--config", config, "--ckpt_path=http://localhost/some.ckpt"]) == 0
+    assert asked["weights_only"] is True
 
 
 def test_a_second_normalisation_is_refused(config, capsys):

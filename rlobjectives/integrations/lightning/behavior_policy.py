@@ -14,9 +14,9 @@ from rlobjectives.integrations.snapshots import PolicySnapshots
 from rlobjectives.statistics import Stat
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule
+    from rlobjectives.integrations.lightning.resuming import ResumableRollouts
 
-    _Base = LightningModule
+    _Base = ResumableRollouts
 else:
     _Base = object
 
@@ -36,7 +36,6 @@ class StaleSampling(_Base):
 
     model: Any
     snapshots: PolicySnapshots | None = None
-    rollouts_made: int
     _sampling_for: int | None = None
 
     if TYPE_CHECKING:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import pickle
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +15,16 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
 from rlobjectives.distributed import Communicator, Fault
 from rlobjectives.distributed.synchronize import exchange, raised_together
-from rlobjectives.errors import CheckpointError, RLObjectivesError
+from rlobjectives.errors import CheckpointError
 from rlobjectives.integrations.checkpoint_files import MARKER, mark, refusal, trouble_with
+from rlobjectives.integrations.lightning.checkpoint_io import (
+    WholeCheckpointIO,
+    beside,
+    first_line,
+    is_local,
+    naming_reads,
+    naming_writes,
+)
 from rlobjectives.integrations.whole_files import replacing
 
 if TYPE_CHECKING:
@@ -26,14 +32,9 @@ if TYPE_CHECKING:
 
     from rlobjectives.integrations.lightning.resuming import ResumableRollouts
 
-__all__ = ["WholeCheckpointIO", "guard_checkpoints", "is_local", "writes_folders"]
+__all__ = ["guard_checkpoints", "writes_folders"]
 
 _KEY = "rlobjectives"
-
-
-def is_local(path: Any) -> bool:
-    """Whether a path is on this machine, and no address of a store elsewhere."""
-    return "://" not in str(path)
 
 
 def writes_folders(strategy: Any) -> bool:
@@ -60,63 +61,30 @@ def guard_checkpoints(module: ResumableRollouts, trainer: Trainer) -> Checkpoint
     return guard
 
 
-class WholeCheckpointIO(TorchCheckpointIO):
-    """Lightning's checkpoints of one file: whole or not there, without a copy in memory, and errors are raised.
-
-    Lightning's own writer takes a folder that cannot be written for a success.
-    """
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write a file beside `path`, put it on the disk, and move it into place.
-
-        Raises:
-            CheckpointError: If it cannot be written. What was there before is untouched.
-        """
-        if storage_options is not None or not is_local(path):
-            super().save_checkpoint(checkpoint, path, storage_options)
-            return
-        path = Path(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            for stale in path.parent.glob(f".{path.name}-*.partial{path.suffix}"):  # of a run that was killed
-                stale.unlink(missing_ok=True)
-            with replacing(path) as temporary:
-                torch.save(checkpoint, temporary)
-        except (
-            OSError,
-            RuntimeError,
-        ) as error:  # torch's writer raises a RuntimeError where the disk is full
-            raise CheckpointError(
-                f"checkpoint {str(path)!r} could not be written: {_first_line(error)}. What was there before is untouched. "
-                "Free space or give a folder that can be written."
-            ) from error
-
-    def remove_checkpoint(self, path: Any) -> None:
-        """Remove a checkpoint, with the rollout that may lie beside it."""
-        super().remove_checkpoint(path)
-        if is_local(path):
-            shutil.rmtree(_beside(Path(path)), ignore_errors=True)
-
-
 class CheckpointGuard:
     """Stands before a strategy's methods that write and load checkpoints.
 
     Args:
         module: Whose rollout in use goes into checkpoints.
         trainer: Whose strategy it is.
+
+    Attributes:
+        has_fitted: Whether the trainer has been used for training.
+        has_begun: Whether training has begun, so that there is something to save after an error.
     """
 
     def __init__(self, module: ResumableRollouts, trainer: Trainer) -> None:
         self.module = module
         self.trainer = trainer
         self.has_fitted = False
+        self.has_begun = False
         self.strategy: Any = trainer.strategy
         self._save = self.strategy.save_checkpoint
         self._load = self.strategy.load_checkpoint
         self._load_weights = self.strategy.load_model_state_dict
-        self.strategy.save_checkpoint = self.save
-        self.strategy.load_checkpoint = self.load
-        self.strategy.load_model_state_dict = self.load_weights
+        vars(self.strategy).update(
+            save_checkpoint=self.save, load_checkpoint=self.load, load_model_state_dict=self.load_weights
+        )
 
     # Writing.
 
@@ -126,6 +94,9 @@ class CheckpointGuard:
         Raises:
             CheckpointError: If it cannot be written; the other ranks raise a `RankError`.
         """
+        state = self.trainer.state
+        if state.status == TrainerStatus.INTERRUPTED and state.fn == TrainerFn.FITTING and not self.has_begun:
+            return  # an error before the first step, such as a refused checkpoint: these weights replace nobody's
         if storage_options is None and is_local(filepath) and writes_folders(self.strategy):
             self._save_folder(checkpoint, filepath)
             return
@@ -162,7 +133,7 @@ class CheckpointGuard:
         """Remove rollouts of the checkpoint that stood here before."""
         if not is_local(filepath):
             return
-        folder, header = _beside(Path(filepath)), checkpoint.get(_KEY, {}).get("unfinished")
+        folder, header = beside(Path(filepath)), checkpoint.get(_KEY, {}).get("unfinished")
         if header is None or header["ranks"] == 1:
             shutil.rmtree(folder, ignore_errors=True)
             return
@@ -175,13 +146,13 @@ class CheckpointGuard:
         path = Path(path)
         partial = path.with_name(f".{path.name}.partial-{token}")
         world = Communicator.world()
-        with raised_together(world), _named(path):
+        with raised_together(world), naming_writes(path):
             if self.strategy.global_rank == 0:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 for stale in path.parent.glob(f".{path.name}.partial-*"):  # of a run that was killed
                     shutil.rmtree(stale)
                 partial.mkdir()
-        with raised_together(world), _named(path):
+        with raised_together(world), naming_writes(path):
             partial.mkdir(parents=True, exist_ok=True)  # where machines do not share their disks
             header = checkpoint.get(_KEY, {}).get("unfinished")
             if header is not None and not header["trouble"]:
@@ -190,10 +161,10 @@ class CheckpointGuard:
                 )
             if _KEY in checkpoint:
                 checkpoint[_KEY]["marked"] = True
-        with _named(path):  # the ranks meet inside: one that fails cannot wait for them here
+        with naming_writes(path):  # the ranks meet inside: one that fails cannot wait for them here
             self._save(checkpoint, partial)
         for leader in (True, False):
-            with raised_together(world), _named(path):
+            with raised_together(world), naming_writes(path):
                 first = self.strategy.global_rank == 0
                 if first if leader else self.strategy.local_rank == 0 and not first and partial.is_dir():
                     mark(partial)
@@ -214,7 +185,7 @@ class CheckpointGuard:
                 _check_whole(Path(checkpoint_path))
         safe = True if weights_only is None else weights_only
         loaded: dict[str, Any] = {}
-        with raised_together(world), _explained(checkpoint_path):
+        with raised_together(world), naming_reads(checkpoint_path):
             loaded = self._load(checkpoint_path, weights_only=safe)
             if not isinstance(loaded, dict) or "pytorch-lightning_version" not in loaded:
                 raise CheckpointError(
@@ -258,19 +229,15 @@ class CheckpointGuard:
             self._load_weights(checkpoint, strict=strict)
         except (RuntimeError, KeyError) as error:
             raise CheckpointError(
-                f"the checkpoint's weights are not those of {type(self.module).__name__}: {_first_line(error, 3)}. Give the "
+                f"the checkpoint's weights are not those of {type(self.module).__name__}: {first_line(error, 3)}. Give the "
                 "checkpoint of a run with this model."
             ) from error
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f"{path.name}.rollout")
 
 
 def _file_beside(path: Any, header: Mapping[str, Any], rank: int) -> Path:
     """Named by the step, so that the rollout of the file that is being replaced stays until it is."""
     resolved = Path(path).resolve() if Path(path).exists() else Path(path)
-    return _beside(resolved) / f"{header['step']}_{rank}.pt"
+    return beside(resolved) / f"{header['step']}_{rank}.pt"
 
 
 def _file_inside(folder: Path, rank: int) -> Path:
@@ -298,7 +265,7 @@ def _check_whole(path: Path) -> None:
 def _earlier(path: Path) -> Iterable[Path]:
     """Checkpoints beside this one, the newest first."""
     own = path.stat().st_mtime if path.exists() else float("inf")
-    others = [other for other in path.parent.glob("*.ckpt") if other != path and other.exists()]
+    others = [other for other in path.parent.glob("[!.]*.ckpt") if other != path and other.exists()]
     dated = sorted(((other.stat().st_mtime, other) for other in others), reverse=True)
     return [other for when, other in dated if when <= own or not path.exists()]
 
@@ -314,40 +281,3 @@ def _put_in_place(partial: Path, path: Path) -> None:
         shutil.rmtree(aside)
     elif replaced:
         aside.unlink()
-
-
-@contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Say of which checkpoint an error speaks."""
-    try:
-        yield
-    except RLObjectivesError:
-        raise
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(
-            f"checkpoint {str(path)!r} could not be written: {_first_line(error)}. What was there before is untouched. Free "
-            "space or give a folder that can be written."
-        ) from error
-
-
-@contextlib.contextmanager
-def _explained(path: Any) -> Iterator[None]:
-    """Turn what loading raises into what is wrong with the checkpoint."""
-    try:
-        yield
-    except RLObjectivesError:
-        raise
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"checkpoint {str(path)!r} holds objects that only run code can make, and was not loaded. If you trust it, give "
-            f"weights_only=False. ({_first_line(error)})"
-        ) from error
-    except (RuntimeError, KeyError, EOFError, ValueError) as error:
-        raise CheckpointError(
-            f"checkpoint {str(path)!r} cannot be loaded: {_first_line(error, 3)}."
-        ) from error
-
-
-def _first_line(error: BaseException, lines: int = 1) -> str:
-    text = str(error).strip() or type(error).__name__
-    return " ".join(line.strip() for line in text.splitlines()[:lines])[:400].rstrip(".")

@@ -115,8 +115,9 @@ class PromptRollouts(_Base):
     def unfinished_state(self) -> dict[str, Any]:
         """What is logged of a rollout after its last step, and what callbacks show of it."""
         state: dict[str, Any] = super().unfinished_state()
-        statistics = {name: [type(one).__name__, one.row] for name, one in self._rollout_statistics.items()}
-        state["statistics"] = {name: [kind, row.cpu()] for name, (kind, row) in statistics.items()}
+        state["statistics"] = {
+            name: [type(one).__name__, one.row.cpu()] for name, one in self._rollout_statistics.items()
+        }
         state["transcript"] = None if self.last_rollout is None else self.last_rollout.state_dict()
         return state
 

@@ -15,7 +15,8 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
 
 from rlobjectives.errors import CheckpointError
-from rlobjectives.integrations.lightning.checkpoints import guard_checkpoints, is_local, writes_folders
+from rlobjectives.integrations.lightning.checkpoint_io import is_local
+from rlobjectives.integrations.lightning.checkpoints import guard_checkpoints, writes_folders
 from rlobjectives.integrations.lightning.files import check_folders
 from rlobjectives.integrations.lightning.randomness import base_seed
 from rlobjectives.integrations.lightning.unfinished import UnfinishedRollout
@@ -77,7 +78,7 @@ class ResumableRollouts(_Base):
         super().setup(stage)
         guard = guard_checkpoints(self, self.trainer)
         if stage == "fit":
-            self._stored = None
+            self._stored, guard.has_begun = None, False
             if not guard.has_fitted:  # what another trainer has left is none of this one's business
                 self.unfinished, guard.has_fitted = None, True
             writes = self.trainer.is_global_zero or writes_folders(self.trainer.strategy)
@@ -86,6 +87,7 @@ class ResumableRollouts(_Base):
 
     def configure_callbacks(self) -> Sequence[Callback] | Callback:
         """Add the callback that takes the steps that are left of a rollout."""
+        guard_checkpoints(self, self.trainer)
         found = super().configure_callbacks()
         return [*(found if isinstance(found, Sequence) else [found]), _FinishRollout()]
 
@@ -159,6 +161,7 @@ class _FinishRollout(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, ResumableRollouts)
+        guard_checkpoints(pl_module, trainer).has_begun = True
         if not pl_module._restore_unfinished():
             return
         loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
@@ -182,7 +185,7 @@ class _FinishRollout(Callback):
             )
 
 
-def _folders(trainer: Trainer) -> dict[str, list[Path]]:
+def _folders(trainer: Any) -> dict[str, list[Path]]:
     """Where the trainer will write on this machine, by who does."""
     found: dict[str, list[Any]] = {}
     for callback in trainer.callbacks:

@@ -69,23 +69,22 @@ class UnfinishedRollout:
         experience = self.experience
         rollouts = experience.need_rollouts()
         columns = {name: getattr(experience, name) for name in TOKEN_COLUMNS}
-        return _on_cpu(
-            {
-                "columns": {name: column for name, column in columns.items() if column is not None},
-                "mask": experience.layout.mask,
-                "facts": experience.layout.facts,
-                "extra": experience.extra,
-                "rewards": rollouts.rewards,
-                "reward_names": list(rollouts.reward_names or ()),
-                "scored": rollouts.scored,
-                "group_ids": rollouts.group_ids,
-                "estimate": self.estimate,
-                "turns": self.turns,
-                "old_are_current": self.old_are_current,
-                "metrics": self.metrics.state_dict(),
-                "random": self.random.state_dict(),
-            }
-        )
+        state = {
+            "columns": {name: column for name, column in columns.items() if column is not None},
+            "mask": experience.layout.mask,
+            "facts": experience.layout.facts,
+            "extra": experience.extra,
+            "rewards": rollouts.rewards,
+            "reward_names": list(rollouts.reward_names or ()),
+            "scored": rollouts.scored,
+            "group_ids": rollouts.group_ids,
+            "estimate": self.estimate,
+            "turns": self.turns,
+            "old_are_current": self.old_are_current,
+            "metrics": self.metrics.state_dict(),
+            "random": self.random.state_dict(),
+        }
+        return {name: _on_cpu(value) for name, value in state.items()}
 
     @classmethod
     def from_state_dict(

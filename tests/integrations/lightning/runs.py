@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch.utils.data import DataLoader
 
-from rlobjectives import PaddedLayout, Rollouts
+from rlobjectives import PaddedLayout, RLObjectivesError, Rollouts
 from rlobjectives.integrations.lightning import DeepSpeedCPUStrategy, Experience
+from tests.integrations.damage import flip_a_bit
 from tests.integrations.lightning.toy import GROUPS, VOCABULARY, ToyPolicy, experience
 
 SEVERAL = {"epochs_per_rollout": 2, "windows_per_rollout": 2, "adam": True}
@@ -114,7 +117,20 @@ def stop_and_resume(strategy: str, folder: Path) -> dict[str, Any]:
         torch.manual_seed(99)  # a resumed process does not stand where the stopped one stood
         found[name] = fit(Watched(), strategy, rollouts=4, resume=place / f"step={stop}.ckpt", max_steps=16)
     traces: dict[str, Any] = {name: policy.trace for name, policy in found.items()}
-    return {**traces, "begun": {name: policy.begun for name, policy in found.items()}}
+    begun = {name: policy.begun for name, policy in found.items()}
+    return {**traces, "begun": begun, "damaged": refused(strategy, folder / "rest" / "step=8.ckpt")}
+
+
+def refused(strategy: str, path: Path) -> str:
+    """What a checkpoint says of which one bit of one rank's weights has changed."""
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        files = [path] if path.is_file() else sorted(path.rglob("*0*.*pt*")) + sorted(path.rglob("*.distcp"))
+        flip_a_bit(files[-1])
+    try:
+        fit(Watched(), strategy, rollouts=4, resume=path)
+    except RLObjectivesError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
 
 
 class Watched(ToyPolicy):
@@ -127,6 +143,33 @@ class Watched(ToyPolicy):
     def rollout(self, batch: torch.Tensor) -> Experience:
         self.begun.append(self.trainer.global_step)
         return super().rollout(batch)
+
+
+KILLED = {"ddp": (0, 3), "zero3": (1, 6)}
+"""Who is killed in which of its calls of `torch.save`: in its third checkpoint, half of which is then written."""
+
+
+def killed_while_saving(strategy: str, folder: str) -> None:
+    """Four rollouts, of which a rank does not see the end."""
+    victim, call = KILLED[strategy]
+    save, calls = torch.save, []
+
+    def killed(content: Any, file: Any, *rest: Any, **options: Any) -> None:
+        calls.append(file)
+        save(content, file, *rest, **options)
+        if len(calls) == call and torch.distributed.get_rank() == victim:
+            with Path(file).open("r+b") as half:
+                half.truncate(3000)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.save = killed
+    fit(Watched(seed=3), strategy, rollouts=4, folder=Path(folder))
+
+
+def resumed_after_kill(strategy: str, folder: str) -> list[dict[str, Any]]:
+    """What is left of the four rollouts after the last whole checkpoint."""
+    place = Path(folder)
+    return fit(Watched(), strategy, rollouts=4, folder=place / "rest", resume=place / "step=8.ckpt").trace
 
 
 def all_cases(strategies: tuple[str, ...], folder: str) -> dict[str, dict[str, Any]]:

@@ -7,9 +7,17 @@ import pytest
 import torch
 
 from rlobjectives import RankError
-from tests.integrations.lightning.runs import all_cases, break_one_rank, idle, uneven
+from tests.integrations.lightning.runs import (
+    KILLED,
+    all_cases,
+    break_one_rank,
+    idle,
+    killed_while_saving,
+    resumed_after_kill,
+    uneven,
+)
 from tests.integrations.lightning.toy import joined, plain_update, relative_error
-from tests.ranks import run_ranks
+from tests.ranks import RankFailure, run_ranks
 
 # Starting ranks costs more than training, so strategies share processes; yet each start stays well below the limit.
 GROUPS = (("ddp", "fsdp2"), ("zero1", "zero2"), ("zero3",))
@@ -123,6 +131,32 @@ def test_a_resumed_run_takes_the_steps_of_an_uninterrupted_one(found, strategy, 
         assert {name: again["metrics"][name] for name in timeless} == {
             name: expected["metrics"][name] for name in timeless
         }
+
+
+@pytest.mark.parametrize("strategy", STATEFUL)
+def test_a_changed_bit_is_refused_and_the_checkpoint_before_is_named(found, strategy):
+    error = found(strategy)["resumed"]["damaged"]
+    assert error.startswith("CheckpointError: checkpoint ")
+    assert "step=8.ckpt' is damaged: " in error
+    assert "step=4.ckpt', is whole: take that" in error
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero3"])
+def test_a_changed_bit_stops_every_rank(ranks, strategy):
+    assert "rank 0 stopped with CheckpointError" in ranks(strategy)[1]["resumed"]["damaged"]
+
+
+@pytest.mark.parametrize("strategy", KILLED)
+def test_sigkill_while_saving_leaves_the_checkpoint_before_and_the_same_end(ranks, strategy, tmp_path):
+    whole = ranks(strategy)[0]["resumed"]["whole"]
+    with pytest.raises(RankFailure):
+        run_ranks(killed_while_saving, 2, strategy, str(tmp_path), timeout=180, fresh=True)
+    assert sorted(one.name for one in tmp_path.glob("*.ckpt")) == ["step=4.ckpt", "step=8.ckpt"]
+    rest = run_ranks(resumed_after_kill, 2, strategy, str(tmp_path), timeout=180, fresh=True)[0]
+    assert [step["steps"] for step in rest] == [12, 16]
+    for expected, again in zip(whole[2:], rest, strict=True):
+        assert torch.equal(expected["weights"], again["weights"])
+        assert torch.equal(expected["optimizer"], again["optimizer"])
 
 
 def test_several_updates_on_a_rollout_agree_between_strategies(found):

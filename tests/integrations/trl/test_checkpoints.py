@@ -24,6 +24,7 @@ from rlobjectives import CapabilityError, CheckpointError
 from rlobjectives.integrations import checkpoint_files, whole_files
 from rlobjectives.integrations.checkpoint_files import BEGUN, MARKER
 from rlobjectives.integrations.trl import checkpoint_folder, mixin
+from tests.integrations.damage import cut, empty, flip_a_bit, overwrite_with_text
 from tests.integrations.trl import tiny
 from tests.integrations.trl.test_resume import build
 
@@ -110,25 +111,7 @@ def test_sigkill_and_resume_end_with_the_very_same_weights(
     assert torch.equal(tiny.parameters(again), whole[1])
 
 
-def flipped(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0x10
-    path.write_bytes(bytes(content))
-
-
-def halved(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def emptied(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def as_text(path: Path) -> None:
-    path.write_text("x" * path.stat().st_size)
-
-
-@pytest.mark.parametrize("harm", [flipped, halved, emptied, as_text, Path.unlink])
+@pytest.mark.parametrize("harm", [flip_a_bit, cut, empty, overwrite_with_text, Path.unlink])
 @pytest.mark.parametrize(
     "file", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"]
 )
@@ -160,7 +143,7 @@ def test_other_folders_are_judged_by_their_files(whole: tuple[Path, torch.Tensor
     shutil.copytree(whole[0] / "checkpoint-3", foreign)
     (foreign / MARKER).unlink()
     assert checkpoint_folder.checkpoint_to_resume(trained, str(foreign)) == str(foreign)
-    halved(foreign / "model.safetensors")
+    cut(foreign / "model.safetensors")
     with pytest.raises(CheckpointError, match="'model.safetensors' has .* its header speaks of"):
         checkpoint_folder.checkpoint_to_resume(trained, str(foreign))
     with pytest.raises(CheckpointError, match="finds no whole checkpoint"):

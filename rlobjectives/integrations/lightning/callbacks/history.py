@@ -105,7 +105,7 @@ class RunHistory(Callback):
         write_text(folder / "history.json", json.dumps(history))
         if self.training:
             title = f"{history['objective'] or type(module).__name__} · {history['strategy']}"
-            with replacing(folder / "curves.png") as path:
+            with replacing(folder / "curves.png", keep_suffix=True) as path:
                 draw_curves(self.training, self.validation, path, title=title)
 
 

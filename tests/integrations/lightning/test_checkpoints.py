@@ -1,0 +1,433 @@
+"""Checkpoints of a Lightning run: whole or refused by name, and found unwritable before training."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric.plugins.io import torch_io
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
+from torch.utils.data import DataLoader
+
+from rlobjectives import CapabilityError, CheckpointError, Objective
+from rlobjectives.integrations import whole_files
+from rlobjectives.integrations.checkpoint_files import MARKER, mark, trouble_with
+from rlobjectives.integrations.lightning import Experience, PromptDataModule
+from rlobjectives.integrations.lightning.checkpoint_io import WholeCheckpointIO
+from rlobjectives.integrations.lightning.checkpoints import _put_in_place
+from rlobjectives.integrations.lightning.strategy import _open_lock
+from tests.integrations.damage import empty, flip_a_bit
+from tests.integrations.lightning.runs import SEVERAL, Watched, fit, sampled, uneven
+from tests.integrations.lightning.small_model import ROWS, policy, save_small_model
+from tests.integrations.lightning.toy import ToyPolicy, full_weights
+
+ROOT = Path(__file__).resolve().parents[3]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Checkpoint directory"),  # several runs share one on purpose
+    pytest.mark.filterwarnings("ignore:.*ckpt_path="),
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step`"),
+    pytest.mark.filterwarnings("ignore:Total length of"),
+    pytest.mark.filterwarnings("ignore:.isinstance:FutureWarning"),
+]
+
+
+def trainer(**options: Any) -> Trainer:
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    quiet["enable_checkpointing"] = any(isinstance(one, Checkpoint) for one in options.get("callbacks", []))
+    return Trainer(accelerator="cpu", devices=1, **{"max_epochs": 1, **quiet, **options})
+
+
+def weights(module: Any) -> torch.Tensor:
+    return full_weights(module)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of steps 2 (inside a rollout) and 4 (at its end)."""
+    folder = tmp_path_factory.mktemp("saved")
+    for stop in (2, 4):
+        fit(Watched(seed=3), "single", rollouts=4, max_steps=stop, folder=folder)
+    return folder
+
+
+@pytest.fixture
+def copies(saved: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """The same, to spoil: the one before, and the last."""
+    pair = tmp_path / "step=2.ckpt", tmp_path / "step=4.ckpt"
+    for one in pair:
+        shutil.copy2(saved / one.name, one)
+    return pair
+
+
+# Stops inside a rollout.
+
+
+class Failing(ToyPolicy):
+    """Fails in the forward or the rollout of a place in the run, once."""
+
+    def __init__(self, where: str = "", step: int = -1, **options: Any) -> None:
+        super().__init__(sampled, **{**SEVERAL, **options})
+        self.where, self.at = where, step
+
+    def score(self, micro_batch: Experience) -> Any:
+        found = super().score(micro_batch)
+        torch.rand(7)  # what a step draws must be drawn again, and nothing else
+        if self.where == "score" and torch.is_grad_enabled() and self.trainer.global_step == self.at:
+            raise ArithmeticError
+        return found
+
+    def rollout(self, batch: torch.Tensor) -> Experience:
+        found = super().rollout(batch)
+        if self.where == "rollout" and self.trainer.global_step == self.at:
+            raise ArithmeticError
+        return found
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        if self.where == "step" and self.trainer.global_step == self.at:
+            raise ArithmeticError
+
+
+@pytest.mark.parametrize(("where", "step"), [("score", 0), ("score", 2), ("score", 5), ("rollout", 4)])
+def test_a_run_that_failed_between_two_steps_goes_on_from_there(
+    where: str, step: int, tmp_path: Path
+) -> None:
+    """Lightning saves where the error finds it; the step that failed is taken as if nothing had been tried."""
+    whole = Failing(seed=3)
+    trainer(max_steps=8).fit(whole, DataLoader(torch.arange(4)))
+    broken = trainer(max_steps=8, callbacks=[OnExceptionCheckpoint(tmp_path)])
+    with pytest.raises(ArithmeticError):
+        broken.fit(Failing(where, step, seed=3), DataLoader(torch.arange(4)))
+    again = Failing()
+    trainer(max_steps=8).fit(again, DataLoader(torch.arange(4)), ckpt_path=tmp_path / "on_exception.ckpt")
+    assert [one["steps"] for one in again.trace] == [one["steps"] for one in whole.trace][-len(again.trace) :]
+    assert torch.equal(weights(whole), weights(again))
+
+
+def test_a_checkpoint_from_inside_an_optimizer_step_is_refused(tmp_path: Path) -> None:
+    broken = trainer(max_steps=8, callbacks=[OnExceptionCheckpoint(tmp_path)])
+    with pytest.raises(ArithmeticError):
+        broken.fit(Failing("step", 2, seed=3), DataLoader(torch.arange(4)))
+    with pytest.raises(CheckpointError, match="inside an optimizer step, where some weights have moved"):
+        trainer(max_steps=8).fit(
+            Failing(), DataLoader(torch.arange(4)), ckpt_path=tmp_path / "on_exception.ckpt"
+        )
+
+
+def test_an_error_before_training_writes_over_no_checkpoint(tmp_path: Path) -> None:
+    """Lightning saves after every error, also that of a checkpoint which was refused: the weights are fresh then."""
+    broken = trainer(max_steps=8, callbacks=[OnExceptionCheckpoint(tmp_path)])
+    with pytest.raises(ArithmeticError):
+        broken.fit(Failing("score", 2, seed=3), DataLoader(torch.arange(4)))
+    path = tmp_path / "on_exception.ckpt"
+    before = path.read_bytes()
+    other = ToyPolicy(sampled, objective=Objective.named("grpo"), **SEVERAL)
+    again = trainer(max_steps=8, callbacks=[OnExceptionCheckpoint(tmp_path)])
+    with pytest.raises(CheckpointError, match="the objective was"):
+        again.fit(other, DataLoader(torch.arange(4)), ckpt_path=path)
+    assert path.read_bytes() == before
+
+
+def test_a_rollout_stopped_twice_ends_as_if_it_never_was(tmp_path: Path) -> None:
+    """And callbacks see the end of the rollout as the end of a training batch."""
+    whole = fit(Watched(seed=3), "single", rollouts=4, max_steps=8)
+    fit(Watched(seed=3), "single", rollouts=4, max_steps=1, folder=tmp_path)
+    fit(Watched(), "single", rollouts=4, max_steps=3, folder=tmp_path, resume=tmp_path / "step=1.ckpt")
+    again = fit(
+        Watched(), "single", rollouts=4, max_steps=8, folder=tmp_path, resume=tmp_path / "step=3.ckpt"
+    )
+    assert sorted(one.name for one in tmp_path.glob("*.ckpt")) == [f"step={n}.ckpt" for n in (1, 3, 4, 8)]
+    assert again.begun == [4]
+    assert torch.equal(weights(whole), weights(again))
+
+
+def test_the_same_trainer_goes_on_inside_a_rollout() -> None:
+    module, loader = Watched(seed=3), DataLoader(torch.arange(4))
+    lasting = trainer(max_steps=2, max_epochs=4)
+    lasting.fit(module, loader)
+    lasting.fit_loop.epoch_loop.max_steps = 8
+    lasting.fit(module, loader)
+    assert module.begun == [0, 4]  # the weights are others: Lightning makes a new optimizer for each fit
+    trainer(max_steps=1).fit(module, loader)  # of another trainer: a new run
+    assert module.begun == [0, 4, 0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"objective": Objective.named("grpo")}, "the objective was estimator=GDPO"),
+        ({"ranks": 2}, "the number of ranks was 2 and is 1"),
+        ({"odd": True}, r"extra\['odd'\], which holds other things than tensors, numbers and text"),
+    ],
+)
+def test_a_rollout_that_cannot_go_on_is_refused(changed: dict[str, Any], named: str, tmp_path: Path) -> None:
+    def odd(*_: Any) -> Experience:
+        found = sampled(*_)
+        return found.replace(extra={"odd": [object()] * 4}) if "odd" in changed else found
+
+    source = ToyPolicy(odd, seed=3, **SEVERAL)
+    fit(source, "single", rollouts=4, max_steps=2, folder=tmp_path)
+    path = tmp_path / "step=2.ckpt"
+    if "ranks" in changed:
+        content = torch.load(path, weights_only=True)
+        content["rlobjectives"]["unfinished"]["ranks"] = 2
+        torch.save(content, path)
+    objective = {name: one for name, one in changed.items() if name == "objective"}
+    with pytest.raises(CheckpointError, match=named):
+        fit(ToyPolicy(sampled, **SEVERAL, **objective), "single", rollouts=4, resume=path)
+
+
+def test_an_epoch_that_is_over_is_said_to_leave_steps_behind(tmp_path: Path) -> None:
+    stopped = trainer(max_steps=2)
+    stopped.fit(Watched(seed=3), DataLoader(torch.arange(4)))
+    stopped.save_checkpoint(tmp_path / "after.ckpt")
+    with pytest.warns(UserWarning, match="ended without taking the optimizer steps that are left"):
+        trainer(max_steps=8).fit(Watched(), DataLoader(torch.arange(4)), ckpt_path=tmp_path / "after.ckpt")
+
+
+# Prompts.
+
+
+class Prompts(Callback):
+    """Which prompts each rollout was made of."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        self.seen.append(batch.prompts)
+
+
+@pytest.mark.parametrize("place", ["rollout", "steps"])
+def test_no_prompt_is_skipped_and_none_is_sampled_twice(place: str, tmp_path: Path) -> None:
+    """Interrupted while it samples, or between two steps: every prompt has its turn once."""
+    folder = save_small_model(tmp_path / "model")
+    options = {"windows_per_rollout": 2, "seed": 3, "learning_rate": 3e-2, "max_new_tokens": 4}
+
+    def run(module: Any, steps: int, **fitting: Any) -> Prompts:
+        prompts = Prompts()
+        data = PromptDataModule(ROWS, prompts_per_step=2, num_generations=3, seed=0)
+        trainer(max_epochs=-1, max_steps=steps, callbacks=[prompts, OnExceptionCheckpoint(tmp_path)]).fit(
+            module, data, **fitting
+        )
+        return prompts
+
+    whole = policy(folder, **options)
+    expected = run(whole, 6)
+    broken = policy(folder, **options)
+    transcribe, calls = broken.transcribe, []
+
+    def failing(*inputs: Any, **named: Any) -> Any:
+        calls.append(0)
+        if place == "rollout" and len(calls) == 2:
+            raise ArithmeticError
+        return transcribe(*inputs, **named)
+
+    def stopping(loss: Any) -> None:
+        if place == "steps" and broken.trainer.global_step == 3:
+            raise ArithmeticError
+        type(broken).backward(broken, loss)
+
+    broken.transcribe, broken.backward = failing, stopping
+    with pytest.raises(ArithmeticError):
+        run(broken, 6)
+    again = policy(folder, **options)
+    rest = run(again, 6, ckpt_path=tmp_path / "on_exception.ckpt")
+    done = 1 if place == "rollout" else 2
+    assert rest.seen == expected.seen[done:]
+    assert torch.equal(weights(whole.model), weights(again.model))
+    assert again.last_rollout is not None
+
+
+# Half, damaged, foreign, empty.
+
+
+class Malicious:
+    def __reduce__(self) -> Any:
+        return (os.mkdir, (os.environ["RLOBJECTIVES_TEST_TRACE"],))
+
+
+SPOILED = {
+    "flipped": (flip_a_bit, "is damaged"),
+    "cut": (lambda path: path.write_bytes(path.read_bytes()[:5000]), "is no whole checkpoint .5,000 bytes"),
+    "empty": (empty, "is empty"),
+    "text": (lambda path: path.write_text("weights"), "is no checkpoint: it begins with b'weights'"),
+    "pickle": (lambda path: path.write_bytes(pickle.dumps(Malicious())), "is a bare pickle"),
+    "missing": (Path.unlink, "does not exist"),
+}
+
+
+@pytest.mark.parametrize("harm", SPOILED)
+@pytest.mark.parametrize("stage", ["fit", "validate"])
+def test_a_spoiled_checkpoint_is_refused_and_the_one_before_named(
+    copies: tuple[Path, Path], harm: str, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLOBJECTIVES_TEST_TRACE", str(tmp_path / "code ran"))
+    before, last = copies
+    spoil, named = SPOILED[harm]
+    spoil(last)
+    module = ToyPolicy(sampled, **SEVERAL)
+    module.validation_step = lambda *_: None
+    with pytest.raises(CheckpointError, match=named) as caught:
+        getattr(trainer(), stage)(module, DataLoader(torch.arange(4)), ckpt_path=last)
+    assert f"The one before, {str(before)!r}, is whole" in str(caught.value)
+    assert not (tmp_path / "code ran").exists()
+
+
+@pytest.mark.parametrize("address", ["{}", "file://{}"])
+def test_no_code_of_a_checkpoint_is_run(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of a file here, nor of one at an address, which Lightning opens as a pickle by default."""
+    monkeypatch.setenv("RLOBJECTIVES_TEST_TRACE", str(tmp_path / "code ran"))
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    path = tmp_path / "evil.ckpt"
+    torch.save({"state_dict": Malicious()}, path)
+    with pytest.raises(CheckpointError, match="holds objects that only run code can make"):
+        trainer().fit(ToyPolicy(uneven), DataLoader(torch.arange(1)), ckpt_path=address.format(path))
+    assert not (tmp_path / "code ran").exists()
+
+
+def test_an_address_is_opened_without_running_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def download(url: str, **options: Any) -> Any:
+        asked.update(options, url=url)
+        raise EOFError("nothing there")
+
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", download)
+    monkeypatch.setattr(torch_io, "get_filesystem", lambda _: SimpleNamespace(exists=lambda _: True))
+    with pytest.raises(CheckpointError, match="nothing there"):
+        trainer().fit(ToyPolicy(uneven), DataLoader(torch.arange(1)), ckpt_path="http://localhost/evil.ckpt")
+    assert asked["weights_only"] is True
+
+
+def test_checkpoints_of_something_else_are_named(copies: tuple[Path, Path], tmp_path: Path) -> None:
+    class Other(ToyPolicy):
+        def __init__(self) -> None:
+            super().__init__(sampled, **SEVERAL)
+            self.net.head = torch.nn.Linear(3, 3)
+
+    with pytest.raises(
+        CheckpointError, match=r"weights are not those of Other: .*size mismatch for net.head"
+    ):
+        trainer().fit(Other(), DataLoader(torch.arange(4)), ckpt_path=copies[1])
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "other.ckpt")
+    with pytest.raises(CheckpointError, match="is no checkpoint of a Lightning trainer"):
+        trainer().fit(ToyPolicy(sampled), DataLoader(torch.arange(4)), ckpt_path=tmp_path / "other.ckpt")
+
+
+# Folders that cannot be written, full disks, kills.
+
+
+class Silent(Callback):
+    """Is there to be stopped before."""
+
+    def on_train_start(self, *_: Any) -> None:
+        raise AssertionError("training began")
+
+
+@pytest.mark.parametrize("kind", [ModelCheckpoint, OnExceptionCheckpoint])
+def test_a_folder_that_cannot_be_written_is_found_at_set_up(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file" / "below", tmp_path):
+        callback = kind(folder)
+        module = ToyPolicy(uneven)
+        checks = {"enable_checkpointing": True} if kind is ModelCheckpoint else {}
+        with pytest.raises(CapabilityError, match=f"{kind.__name__} cannot write to '{folder}'"):
+            trainer(callbacks=[callback, Silent()], **checks).fit(module, DataLoader(torch.arange(1)))
+        monkeypatch.setattr(whole_files.tempfile, "TemporaryFile", read_only)
+
+
+def test_a_save_that_fails_is_an_error(copies: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning's own writer takes a permission that is denied for a success."""
+
+    def denied(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    before = copies[1].read_bytes()
+    monkeypatch.setattr(whole_files.tempfile, "mkstemp", denied)
+    with pytest.raises(CheckpointError, match="could not be written: .*Permission denied"):
+        WholeCheckpointIO().save_checkpoint({"a": 1}, copies[1])
+    monkeypatch.undo()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limit[1]))
+    try:
+        with pytest.raises(
+            CheckpointError, match="could not be written: .*What was there before is untouched"
+        ):
+            WholeCheckpointIO().save_checkpoint({"a": torch.zeros(9999)}, copies[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert copies[1].read_bytes() == before
+    assert sorted(one.name for one in copies[1].parent.iterdir()) == ["step=2.ckpt", "step=4.ckpt"]
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from tests.integrations.lightning.runs import Watched, fit
+save, saved = torch.save, []
+def killed(content, file, *rest, **options):
+    saved.append(file)
+    if len(saved) == 3:
+        save(content, file, *rest, **options)
+        with open(file, "r+b") as half:
+            half.truncate(5000)
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(content, file, *rest, **options)
+torch.save = killed
+fit(Watched(seed=3), "single", rollouts=4, folder=Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_sigkill_while_saving_leaves_the_checkpoint_before_and_the_same_end(tmp_path: Path) -> None:
+    whole = fit(Watched(seed=3), "single", rollouts=4)
+    command = [sys.executable, "-c", _KILLED, str(tmp_path)]
+    dead = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=280, check=False)
+    assert dead.returncode == -signal.SIGKILL, dead.stderr[-2000:]
+    assert sorted(one.name for one in tmp_path.glob("*.ckpt")) == ["step=4.ckpt", "step=8.ckpt"]
+    assert len(list(tmp_path.glob(".step=12.ckpt-*"))) == 1
+    again = fit(Watched(), "single", rollouts=4, folder=tmp_path, resume=tmp_path / "step=8.ckpt")
+    assert torch.equal(weights(whole), weights(again))
+    assert not list(tmp_path.glob(".step=12.ckpt-*"))  # what the dead run has left is cleared away
+
+
+def test_a_link_in_the_folder_of_temporary_files_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("theirs")
+    (tmp_path / "some.lock").symlink_to(tmp_path / "other")
+    with pytest.raises(RuntimeError, match=r"some.lock cannot be opened .*link there. Delete it"):
+        _open_lock(tmp_path / "some.lock")
+    with _open_lock(tmp_path / "own.lock") as lock:
+        lock.write("mine")
+    assert (tmp_path / "other").read_text() == "theirs"
+
+
+def test_a_folder_that_is_replaced_is_there_before_and_after(tmp_path: Path) -> None:
+    old, new, other = (tmp_path / name for name in ("last.ckpt", ".last.ckpt.partial-1", "step=1.ckpt"))
+    for number, folder in enumerate((old, new, other)):
+        folder.mkdir()
+        (folder / "weights.bin").write_text(str(number))
+        mark(folder)
+    _put_in_place(new, old)
+    assert (old / "weights.bin").read_text() == "1"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["last.ckpt", "step=1.ckpt"]
+    assert (old / MARKER).is_file()
+    assert "weights.bin" in trouble_with(other)  # no archive
