@@ -26,7 +26,6 @@ from rlobjectives.integrations.checkpoint_files import MARKER, mark, trouble_wit
 from rlobjectives.integrations.lightning import Experience, PromptDataModule
 from rlobjectives.integrations.lightning.checkpoint_io import WholeCheckpointIO
 from rlobjectives.integrations.lightning.checkpoints import _put_in_place
-from rlobjectives.integrations.lightning.strategy import _open_lock
 from tests.integrations.damage import empty, flip_a_bit
 from tests.integrations.lightning.runs import SEVERAL, Watched, fit, sampled, uneven
 from tests.integrations.lightning.small_model import ROWS, policy, save_small_model
@@ -408,16 +407,6 @@ def test_sigkill_while_saving_leaves_the_checkpoint_before_and_the_same_end(tmp_
     again = fit(Watched(), "single", rollouts=4, folder=tmp_path, resume=tmp_path / "step=8.ckpt")
     assert torch.equal(weights(whole), weights(again))
     assert not list(tmp_path.glob(".step=12.ckpt-*"))  # what the dead run has left is cleared away
-
-
-def test_a_link_in_the_folder_of_temporary_files_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "other").write_text("theirs")
-    (tmp_path / "some.lock").symlink_to(tmp_path / "other")
-    with pytest.raises(RuntimeError, match=r"some.lock cannot be opened .*link there. Delete it"):
-        _open_lock(tmp_path / "some.lock")
-    with _open_lock(tmp_path / "own.lock") as lock:
-        lock.write("mine")
-    assert (tmp_path / "other").read_text() == "theirs"
 
 
 def test_a_folder_that_is_replaced_is_there_before_and_after(tmp_path: Path) -> None:
