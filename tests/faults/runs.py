@@ -110,7 +110,11 @@ class Runner:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, cwd=ROOT,
             )  # fmt: skip
         self.alive: set[int] = set()
-        self.mounts = bool(self._next(time.monotonic() + START_LIMIT)["mounts"])
+        try:
+            self.mounts = bool(self._next(time.monotonic() + START_LIMIT)["mounts"])
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __enter__(self):
         return self
