@@ -152,7 +152,7 @@ def test_it_is_turned_off_in_the_class_or_in_the_configuration(tmp_path: Any) ->
     for kind, config in ((Untested, None), (ObjectiveGRPOTrainer, off)):
         trained = trainer(built("rwkv"), kind, args=config, objective="grpo")
         assert trained.self_test is False
-    with pytest.raises(CapabilityError, match="self_test is said in 2 places"):
+    with pytest.raises(CapabilityError, match="self_test is given in 2 places"):
         trainer(built("llama"), Untested, args=off, objective="grpo")
     with pytest.raises(CapabilityError, match="self_test is 'no'; expected True or False"):
         trainer(built("llama"), args=ObjectiveConfig(**tiny.options(self_test="no")), objective="grpo")
