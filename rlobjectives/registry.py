@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -270,3 +271,12 @@ def resolve(path: str) -> Any:
             f"{shown(path)} cannot be resolved: {str(error)[:200]}. Give a public name of rlobjectives or "
             "'package.module:Name'."
         ) from error
+
+
+def __getattr__(name: str) -> object:
+    if name != "build":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        "rlobjectives.registry.build is now rlobjectives.building.build", DeprecationWarning, stacklevel=2
+    )
+    return importlib.import_module("rlobjectives.building").build

@@ -88,8 +88,9 @@ def options(kind: type[Any]) -> dict[str, str]:
         if one.init:
             factory: Any = one.default_factory
             default = one.default if factory is dataclasses.MISSING else factory()
-            # A function's text holds its address; its name is the same in every process.
+            # A text with an address in it is another one in every process; a name is the same.
             shown = getattr(default, "__qualname__", None) or repr(default)
+            shown = type(default).__name__ if " at 0x" in shown else shown
             found[one.name] = REQUIRED if default is dataclasses.MISSING else shown
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.checks import check_choice, check_ddof, check_number
 from rlobjectives.component import WindowContext
+from rlobjectives.estimators import reward_sum
 from rlobjectives.estimators.groups import check_singletons, group_moments, others_constant, others_m2
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.layouts import TokenLayout
@@ -226,3 +228,14 @@ class GRPO(RewardWeights):
         std, centred = moments.std(self.ddof), estimate[:, 0]
         divisor = std + self.epsilon if self.epsilon_mode == "add" else std.clamp_min(self.epsilon)
         return torch.where(centred == 0, 0.0, centred / divisor)  # no reward differs: 0 even over 0
+
+
+def __getattr__(name: str) -> object:
+    if name != "weighted_columns":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        "rlobjectives.estimators.grpo.weighted_columns is now in rlobjectives.estimators.reward_sum",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return reward_sum.weighted_columns
