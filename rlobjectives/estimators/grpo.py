@@ -11,6 +11,7 @@ from torch import Tensor
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.checks import check_choice, check_ddof, check_number
 from rlobjectives.component import WindowContext
+from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons, group_moments, others_constant, others_m2
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.layouts import TokenLayout
@@ -109,7 +110,7 @@ def standardised(
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRPO(RewardWeights):
+class GRPO(RewardWeights, Estimator):
     """Group-relative advantage: the reward minus its group's mean, over the group's std.
 
         rᵢ = Σₖ wₖ rᵢₖ        Aᵢ = (rᵢ − mean_g r) / (std_g r + ε)
@@ -152,7 +153,7 @@ class GRPO(RewardWeights):
     on_singleton: Literal["error", "zero"] = "error"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        RewardWeights.__post_init__(self)
         check_choice("scale", self.scale, ("group", "batch", "none"))
         check_choice("baseline", self.baseline, ("inclusive", "leave_one_out"))
         check_choice("epsilon_mode", self.epsilon_mode, ("add", "clamp"))
