@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlobjectives.checks import check_choice, check_ddof, check_number
 from rlobjectives.component import WindowContext
+from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import group_sum
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.estimators.whitening import differs, whiten
@@ -22,7 +23,7 @@ __all__ = ["BatchBaseline"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchBaseline(RewardWeights):
+class BatchBaseline(RewardWeights, Estimator):
     """Reward minus the mean reward of the optimizer window; groups play no part.
 
         Aᵢ = rᵢ − mean_W r        or, with ``scale="batch"``,  (rᵢ − mean_W r) / (std_W r + ε)
@@ -65,7 +66,7 @@ class BatchBaseline(RewardWeights):
     ddof: int = 1
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        RewardWeights.__post_init__(self)
         check_choice("scale", self.scale, ("none", "batch"))
         check_number("epsilon", self.epsilon, low=0.0)
         check_ddof("ddof", self.ddof)

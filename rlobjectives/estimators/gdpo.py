@@ -14,6 +14,7 @@ from rlobjectives.capabilities import Capabilities, TrainerFacts
 from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import WindowContext
 from rlobjectives.errors import CapabilityError
+from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons, group_any, group_largest
 from rlobjectives.estimators.grpo import standardised
 from rlobjectives.estimators.reward_sum import DOUBLE_UNIT, rounding_unit, weighted_columns
@@ -50,7 +51,7 @@ def _check_weights(weights: tuple[float, ...]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GDPO(RewardWeights):
+class GDPO(RewardWeights, Estimator):
     """Group reward-decoupled advantage for several rewards.
 
         zᵢₖ = (rᵢₖ − mean_g rₖ) / (std_g rₖ + ε)       Sᵢ = Σₖ wₖ zᵢₖ
@@ -99,7 +100,7 @@ class GDPO(RewardWeights):
     on_singleton: Literal["error", "zero"] = "error"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        RewardWeights.__post_init__(self)
         check_number("epsilon", self.epsilon, low=0.0)
         check_number("whiten_epsilon", self.whiten_epsilon, low=0.0)
         check_choice("baseline", self.baseline, ("inclusive", "leave_one_out"))

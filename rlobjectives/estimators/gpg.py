@@ -12,6 +12,7 @@ from torch import Tensor
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import WindowContext
+from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons, group_moments
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.layouts import TokenLayout
@@ -22,7 +23,7 @@ __all__ = ["GPG"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPG(RewardWeights):
+class GPG(RewardWeights, Estimator):
     """Group policy gradient: the centred reward times α, which makes up for sequences without gradient.
 
         Aᵢ = α·(rᵢ − mean_g r) / F        α = N / max(1, number of sequences with a signal)
@@ -57,7 +58,7 @@ class GPG(RewardWeights):
     on_singleton: Literal["error", "zero"] = "error"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        RewardWeights.__post_init__(self)
         check_choice("count", self.count, ("spread", "nonzero"))
         check_number("divisor", self.divisor, low=0.0, open_low=True)
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))

@@ -13,6 +13,7 @@ from rlobjectives.capabilities import Capabilities
 from rlobjectives.checks import check_choice, check_ddof, check_number
 from rlobjectives.component import WindowContext
 from rlobjectives.estimators import reward_sum
+from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons, group_moments, others_constant, others_m2
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.layouts import TokenLayout
@@ -111,7 +112,7 @@ def standardised(
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRPO(RewardWeights):
+class GRPO(RewardWeights, Estimator):
     """Group-relative advantage: the reward minus its group's mean, over the group's std.
 
         rᵢ = Σₖ wₖ rᵢₖ        Aᵢ = (rᵢ − mean_g r) / (std_g r + ε)
@@ -154,7 +155,7 @@ class GRPO(RewardWeights):
     on_singleton: Literal["error", "zero"] = "error"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        RewardWeights.__post_init__(self)
         check_choice("scale", self.scale, ("group", "batch", "none"))
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
         check_choice("baseline", self.baseline, ("inclusive", "leave_one_out"))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.checks import check_choice, check_number, refuse_rows
+from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons, group_moments
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.rollouts import Rollouts
@@ -18,7 +19,7 @@ __all__ = ["MaxRL"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaxRL(RewardWeights):
+class MaxRL(RewardWeights, Estimator):
     """Reward over its group's mean, minus one.
 
         Aᵢ = (rᵢ − mean_g r) / (mean_g r + ε)
@@ -50,7 +51,7 @@ class MaxRL(RewardWeights):
     on_singleton: Literal["error", "zero"] = "error"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        RewardWeights.__post_init__(self)
         check_number("epsilon", self.epsilon, low=0.0)
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
 

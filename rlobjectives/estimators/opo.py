@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.checks import check_choice
+from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons, group_moments, group_sum
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.rollouts import Rollouts
@@ -18,7 +19,7 @@ __all__ = ["OPO"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OPO(RewardWeights):
+class OPO(RewardWeights, Estimator):
     """Centre each reward on its group's mean weighted by response length.
 
         b = Σⱼ Lⱼrⱼ / Σⱼ Lⱼ        Aᵢ = rᵢ − b        L: action tokens of the whole response
@@ -52,7 +53,7 @@ class OPO(RewardWeights):
     on_singleton: Literal["error", "zero"] = "error"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        RewardWeights.__post_init__(self)
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
 
     def estimate(self, rollouts: Rollouts) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.checks import check_choice, check_number, check_positive_int
 from rlobjectives.errors import CapabilityError
+from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons, group_moments, group_sum
 from rlobjectives.estimators.reward_sum import RewardSum
 from rlobjectives.estimators.weights import RewardWeights
@@ -52,7 +53,7 @@ def _choose_ratio(few: Tensor, many: Tensor, k: int) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassAtK(RewardWeights):
+class PassAtK(RewardWeights, Estimator):
     """Advantages whose objective is pass@k, in both published forms.
 
     ``form="analytic"``, with n scored answers of which c are correct:
@@ -97,7 +98,7 @@ class PassAtK(RewardWeights):
     on_singleton: Literal["error", "zero"] = "error"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        RewardWeights.__post_init__(self)
         check_positive_int("k", self.k)
         check_choice("form", self.form, ("analytic", "max_minus_second"))
         check_number("threshold", self.threshold)

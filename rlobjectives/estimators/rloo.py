@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.checks import check_choice
+from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons
 from rlobjectives.estimators.grpo import grpo_estimate
 from rlobjectives.estimators.weights import RewardWeights
@@ -18,7 +19,7 @@ __all__ = ["RLOO"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RLOO(RewardWeights):
+class RLOO(RewardWeights, Estimator):
     """REINFORCE with a leave-one-out baseline.
 
         Aᵢ = rᵢ − (Σⱼ rⱼ − rᵢ) / (G − 1) = G / (G − 1) · (rᵢ − mean_g r)
@@ -48,7 +49,7 @@ class RLOO(RewardWeights):
     on_singleton: Literal["error", "zero"] = "error"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        RewardWeights.__post_init__(self)
         check_choice("on_singleton", self.on_singleton, ("error", "zero"))
 
     def estimate(self, rollouts: Rollouts) -> Tensor:

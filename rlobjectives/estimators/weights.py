@@ -5,21 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rlobjectives.capabilities import TrainerFacts
 from rlobjectives.checks import check_number, check_numbers
 from rlobjectives.errors import CapabilityError
-from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.reward_sum import RewardSum, combined_reward
 from rlobjectives.rollouts import Rollouts
+
+if TYPE_CHECKING:
+    from rlobjectives.estimators.base import Estimator
+
+    _Base = Estimator
+else:
+    _Base = object  # a second way from `Estimator` to a part would make its short name ambiguous in configurations
 
 __all__ = ["RewardWeights"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardWeights(Estimator):
-    """An estimator whose rewards are weighed: the one place that knows how weights are given.
+class RewardWeights(_Base):
+    """What an estimator whose rewards are weighed has beside its base: the one place that knows how weights are given.
 
     Args:
         weights: One weight a reward, in the order of ``reward_names`` or by name; None weighs all 1.
