@@ -173,7 +173,7 @@ class TestNames:
             tau: float = 2.0
 
         module = types.ModuleType("mine_for_messages")
-        module.Tempered, module.whole, module.helper = Tempered, SequenceMean(), len
+        vars(module).update(Tempered=Tempered, whole=SequenceMean(), helper=len)
         monkeypatch.setitem(sys.modules, "mine_for_messages", module)
         assert Objective.named("grpo", policy_loss="mine_for_messages:Tempered").policy_loss == Tempered()
         assert Objective.named("grpo", reduction="mine_for_messages:whole").reduction == SequenceMean()
@@ -249,7 +249,7 @@ class TestDevices:
             )
 
     def test_of_rollouts(self) -> None:
-        good = {
+        good: dict[str, Any] = {
             "rewards": torch.zeros(2),
             "group_ids": torch.tensor([0, 0]),
             "layout": LAYOUT,
