@@ -52,7 +52,13 @@ def build(name: str, overrides: Mapping[str, object]) -> Any:
                     "Objective."
                 )
             _check_arguments(name, found, overrides)
-            return found(**overrides)
+            made = found(**overrides)
+            if not isinstance(made, resolve("Objective")):
+                raise CapabilityError(
+                    f"{shown(name)} gives {type(made).__name__}; expected an Objective. Name an estimator's class, or "
+                    "a function that returns an Objective."
+                )
+            return made
         spec = AlgorithmSpec(summary="", parts={"estimator": name}, source=name)
     objective_fields = {one.name for one in dataclasses.fields(resolve("Objective"))}
     built: dict[str, object] = {"name": name, **spec.settings}

@@ -159,14 +159,7 @@ class Objective:
         if not name:
             name = str(overrides.pop("name", ""))
         built = build(name, overrides)
-        if isinstance(built, dict):
-            built = cls(**built)
-        if isinstance(built, cls):
-            return built
-        raise CapabilityError(
-            f"{shown(name)} gives {type(built).__name__}; expected an Objective. Name an estimator's class, or a function "
-            "that returns an Objective."
-        )
+        return built if isinstance(built, cls) else cls(**built)
 
     @property
     def description(self) -> str:

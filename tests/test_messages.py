@@ -201,6 +201,7 @@ class TestNames:
     def test_a_name_of_something_else(self) -> None:
         refused(lambda: Objective.named(5), "expected the name of an algorithm")
         refused(lambda: Objective.named("math:pi"), "'math:pi' is float")
+        refused(lambda: Objective.named("builtins:dict"), "gives dict; expected an Objective")
         refused(lambda: Objective.named("os:getcwd"), "gives str; expected an Objective")
         refused(lambda: Objective.named("os:getcwd", x=1), "os:getcwd does not take x")
 
@@ -248,7 +249,7 @@ class TestDevices:
             )
 
     def test_of_rollouts(self) -> None:
-        good = {
+        good: dict[str, Any] = {
             "rewards": torch.zeros(2),
             "group_ids": torch.tensor([0, 0]),
             "layout": LAYOUT,

@@ -104,7 +104,7 @@ def test_two_log_lines_are_one_window_over_both() -> None:
             group_ids=torch.arange(rows) // 2,
             layout=layout,
         )
-        logprobs = -torch.rand(rows, columns).double()
+        logprobs = -2.0 - torch.rand(rows, columns).double()
         batches.append((rollouts, logprobs, logprobs + 0.3 * torch.randn(rows, columns).double()))
 
     def report(chosen: list[tuple[Rollouts, torch.Tensor, torch.Tensor]]) -> dict[str, float]:

@@ -185,7 +185,7 @@ def spoiled(value: float, *, masked: bool) -> Callable[[Any], None]:
             place = counted.logical_not() if masked else counted.cumsum(1).eq(1) & counted
             place &= place.flatten().cumsum(0).eq(1).view_as(place)
             bad = torch.full_like(logprobs, value)
-            return torch.where(place, bad if value != 95.0 else logprobs + 95.0, logprobs), *rest
+            return torch.where(place, bad, logprobs), *rest
 
         trained._get_per_token_logps_and_entropies = changed
 
@@ -219,13 +219,14 @@ def test_a_bad_value_at_a_counted_token_is_an_error_before_the_step() -> None:
 
 
 def drifted(trained: Any) -> None:
-    """Old log-probabilities as sampled; in training one token is 95 nats away."""
+    """Log-probabilities in training as they are; the old ones are 95 nats below."""
     compute = trained._get_per_token_logps_and_entropies
-    spoiled(95.0, masked=False)(trained)
-    changed = trained._get_per_token_logps_and_entropies
-    trained._get_per_token_logps_and_entropies = lambda model, *args, **kwargs: (
-        changed(model, *args, **kwargs) if torch.is_grad_enabled() else compute(model, *args, **kwargs)
-    )
+
+    def changed(*args: object, **kwargs: object) -> tuple:
+        logprobs, *rest = compute(*args, **kwargs)
+        return logprobs if torch.is_grad_enabled() else logprobs - 95.0, *rest
+
+    trained._get_per_token_logps_and_entropies = changed
 
 
 def test_a_log_ratio_of_95_stays_finite_here_and_ruins_stock() -> None:
