@@ -79,11 +79,11 @@ class Failing(ToyPolicy):
         self.where, self.at = where, step
 
     def score(self, micro_batch: Experience) -> Any:
-        found = super().score(micro_batch)
-        torch.rand(7)  # what a step draws must be drawn again, and nothing else
+        logprobs, entropy = super().score(micro_batch)
+        logprobs = logprobs - 0.1 * torch.rand(logprobs.shape)  # what a step draws must be drawn again
         if self.where == "score" and torch.is_grad_enabled() and self.trainer.global_step == self.at:
             raise ArithmeticError
-        return found
+        return logprobs, entropy
 
     def rollout(self, batch: torch.Tensor) -> Experience:
         found = super().rollout(batch)
