@@ -115,7 +115,7 @@ def table() -> str:
         for name, metric in found.items():
             metrics.setdefault(name, metric)
             readers.setdefault(name, []).append(reader)
-    found = {
+    rows_of = {
         name: HostMetric(
             metric.unit,
             SCOPES.get(metric.kind.__name__, metric.kind.__name__),
@@ -126,7 +126,7 @@ def table() -> str:
     }
     rows = [
         f"| `{name}` | {one.unit} | {one.scope} | {one.meaning} | {one.reader} |\n"
-        for name, one in sorted({**found, **LIGHTNING_METRICS, **TRL_METRICS}.items())
+        for name, one in sorted({**rows_of, **LIGHTNING_METRICS, **TRL_METRICS}.items())
     ]
     return HEAD + "".join(rows)
 

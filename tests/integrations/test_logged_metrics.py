@@ -69,7 +69,7 @@ def lightning_keys(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
             keys.update(trainer.callback_metrics)
 
-        on_validation_end = on_test_end = on_train_batch_end  # type: ignore[assignment]
+        on_validation_end = on_test_end = on_train_batch_end
 
     def run(module: Any, *, test: bool = False) -> None:
         data = PromptDataModule(

@@ -46,7 +46,9 @@ def agrees(name: str, value: Any, objective: Objective, config: Any) -> bool:
 
 
 def _loss_type(value: Any, objective: Objective, config: Any) -> bool:
-    losses, reduction = _LOSSES.get(value, ((), LossReduction))
+    if value not in _LOSSES:
+        return False
+    losses, reduction = _LOSSES[value]
     fits = type(objective.policy_loss) in losses and type(objective.reduction) is reduction
     budget = getattr(objective.reduction, "max_tokens", config.max_completion_length)
     return fits and bool(budget == config.max_completion_length)
