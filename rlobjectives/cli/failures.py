@@ -115,6 +115,6 @@ def _is_own(filename: str) -> bool:
     roots: list[str | Path] = [
         sysconfig.get_path("stdlib"),
         sysconfig.get_path("platstdlib"),
-        Path(rlobjectives.__file__).parent,
+        str(Path(rlobjectives.__file__).parent),
     ]
     return not installed and not any(path.is_relative_to(root) for root in roots)

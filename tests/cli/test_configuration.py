@@ -3,6 +3,7 @@
 import functools
 import subprocess
 import sys
+import warnings
 
 import lightning.pytorch  # noqa: F401  # its log handler keeps the stream it finds, which must outlive a test
 import pytest
@@ -14,6 +15,7 @@ from rlobjectives import __version__
 from rlobjectives.cli import main
 from rlobjectives.cli.training import ObjectiveCLI, check_checkpoint
 from rlobjectives.registry import ALGORITHMS
+from tests.integrations.lightning.small_model import ROWS, save_small_model
 
 CONFIG = {
     "model": {
@@ -195,3 +197,29 @@ def test_algorithms_needs_torch_alone_and_fit_says_what_to_install():
     )
     assert refused.returncode == 2
     assert 'pip install "rlobjectives[lightning]"' in refused.stderr
+
+
+@pytest.mark.filterwarnings("always")
+def test_runs_warn_of_no_deprecation_that_is_ours(tmp_path, monkeypatch):
+    """Lightning warns of its own; whatever this library calls, and its own names, are current."""
+    monkeypatch.setattr(sys, "argv", ["rlobjectives"])
+    monkeypatch.chdir(tmp_path)
+    rewards = [f"tests.integrations.lightning.small_model.{name}" for name in ("long_answer", "has_digit")]
+    policy = {
+        "model_name_or_path": save_small_model(tmp_path / "model"),
+        "max_new_tokens": 3,
+        "objective": "gdpo",
+    }
+    data = {"dataset": ROWS[:4], "val_dataset": ROWS[4:6], "prompts_per_step": 2, "num_generations": 4}
+    config = {
+        "model": {"class_path": "CausalLMPolicy", "init_args": {**policy, "rewards": rewards}},
+        "data": {"class_path": "PromptDataModule", "init_args": data},
+        "trainer": {**CONFIG["trainer"], "max_steps": 2, "val_check_interval": 1, "log_every_n_steps": 1},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert main(["fit", "--config", "run.yaml"]) == 0
+    kinds = (FutureWarning, DeprecationWarning, PendingDeprecationWarning)
+    ours = [one for one in said if issubclass(one.category, kinds) and "/lightning/" not in one.filename]
+    assert not ours, [f"{one.filename}:{one.lineno}: {one.message}" for one in ours]
