@@ -26,6 +26,9 @@ from typing import Any
 PRELOADED = (
     "torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "lightning.pytorch", "deepspeed", "datasets",
     "transformers.models.llama.modeling_llama", "transformers.models.qwen2.modeling_qwen2", "peft", "accelerate", "trl",
+    # What DeepSpeed imports when its engine starts.
+    "networkx", "functorch.compile", "torch._inductor.compile_fx", "deepspeed.ops.op_builder.all_ops",
+    "deepspeed.module_inject.auto_ep_layer", "deepspeed.runtime.zero.muon",
     "rlobjectives.integrations.lightning", "rlobjectives.integrations.trl",
     "tests.faults.own_loop", "tests.faults.lightning_run", "tests.faults.trl_run",
 )  # fmt: skip
