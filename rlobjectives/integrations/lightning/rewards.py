@@ -115,7 +115,7 @@ def _check_function(function: Any, given: object) -> None:
         raise CapabilityError(
             f"reward {given!r} is a class; expected a function, or an object of the class that can be called."
         )
-    if getattr(function, "__module__", None) == "builtins":
+    if isinstance(given, str) and getattr(function, "__module__", None) == "builtins":
         raise CapabilityError(
             f"reward {given!r} is one of Python's own functions; expected a reward function."
         )
