@@ -29,6 +29,7 @@ __all__ = [
     "check_options",
     "check_plain_options",
     "check_positive_int",
+    "check_reward_names",
     "check_seed",
     "check_shape",
     "check_tensor",
@@ -317,3 +318,20 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise unless ``value`` is one of the named choices."""
     if not isinstance(value, str) or value not in choices:
         raise CapabilityError(f"{name} is {shown(value)}; expected one of {', '.join(map(repr, choices))}.")
+
+
+def check_reward_names(given: object, width: int) -> tuple[str, ...]:
+    """The names of ``width`` reward columns, ``reward_0 …`` where none are given; raise unless they are names."""
+    if given is None:
+        return tuple(f"reward_{column}" for column in range(width))
+    listed = isinstance(given, (tuple, list)) and all(isinstance(name, str) for name in given)
+    if not isinstance(given, (tuple, list)) or not listed:
+        raise ShapeError(
+            f"reward_names is {given!r}; expected a tuple of {width} names, one a reward column, such as "
+            f"{tuple(f'reward_{column}' for column in range(width))}."
+        )
+    if len(given) != width or len(set(given)) != width:
+        raise ShapeError(
+            f"reward_names is {tuple(given)!r}; expected {width} different names, one a reward column."
+        )
+    return tuple(given)

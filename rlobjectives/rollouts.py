@@ -14,6 +14,7 @@ from rlobjectives.checks import (
     check_floating,
     check_logprobs,
     check_mask,
+    check_reward_names,
     check_shape,
     check_tensor,
     refuse_booleans,
@@ -161,7 +162,7 @@ class Rollouts:
             genuine = self.genuine
             scored = scored & genuine.unsqueeze(1)
         self._set("scored", scored)
-        self._set("reward_names", _checked_names(self.reward_names, width))
+        self._set("reward_names", check_reward_names(self.reward_names, width))
         check_shape("group_ids", self.group_ids, (count,), "one prompt id a sequence")
         self._set("groups", Groups.of(self.group_ids, genuine=genuine))
         self._check_scored_rewards(genuine)
@@ -347,19 +348,3 @@ def check_rollouts(rollouts: object) -> None:
         raise ShapeError(
             f"rollouts is {type(rollouts).__name__}; expected Rollouts. Give Rollouts(rewards=..., group_ids=...)."
         )
-
-
-def _checked_names(given: object, width: int) -> tuple[str, ...]:
-    if given is None:
-        return tuple(f"reward_{column}" for column in range(width))
-    listed = isinstance(given, (tuple, list)) and all(isinstance(name, str) for name in given)
-    if not isinstance(given, (tuple, list)) or not listed:
-        raise ShapeError(
-            f"reward_names is {given!r}; expected a tuple of {width} names, one a reward column, such as "
-            f"{tuple(f'reward_{column}' for column in range(width))}."
-        )
-    if len(given) != width or len(set(given)) != width:
-        raise ShapeError(
-            f"reward_names is {tuple(given)!r}; expected {width} different names, one a reward column."
-        )
-    return tuple(given)

@@ -58,8 +58,8 @@ class ObjectiveMixin(ResumableRollouts, _Base):
 
     What holds under every strategy: a window without a counted token changes nothing (no backward, no optimizer, no
     weight decay, no scheduler); ranks with fewer micro-batches run dummies; an exception on one rank ends all of them
-    within seconds, with its words; ranks that were given different options are refused at set-up. ``Trainer(max_steps=…)`` counts optimizer steps and stops inside a rollout if need be;
-    loggers' steps and ``batch_idx`` count rollouts.
+    within seconds, with its words; ranks that were given different options are refused at set-up.
+    ``Trainer(max_steps=…)`` counts optimizer steps and may stop inside a rollout; ``batch_idx`` counts rollouts.
 
     Each rollout starts from a seed made of `seed`, its number and the rank, and leaves the global generators as they
     were. So a run resumed from a checkpoint takes the very steps of an uninterrupted one, provided the data loader
@@ -208,9 +208,8 @@ class ObjectiveMixin(ResumableRollouts, _Base):
             max_staleness=0,
             normalize_advantages=self.normalize_advantages,
             can_prepass=True,
-            has_critic=None
-            if self.objective.value_loss is None
-            else False,  # the experience may bring values
+            # Without a value loss the experience may bring values, which is not known here.
+            has_critic=None if self.objective.value_loss is None else False,
             old_logprobs="recomputed",
             dropout=0.0 if self.disable_dropout else max(dropouts(self), default=0.0),
             whole_groups_per_window=True,
