@@ -16,7 +16,7 @@ from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.distributed.faults import STOPPING, in_words, is_told, told
 from rlobjectives.errors import RankError
 
-__all__ = ["ends_together", "tell", "translated", "watched"]
+__all__ = ["ends_together", "meet", "tell", "translated", "watched"]
 
 _POLL_SECONDS = 0.25
 _PATIENCE_SECONDS = 4.0
@@ -109,7 +109,7 @@ class _Watch(threading.Thread):
 
 
 _watch: _Watch | None = None
-_runs = 0
+_runs = _meetings = 0
 
 
 @contextmanager
@@ -213,6 +213,33 @@ def tell(error: BaseException, alarm: _Alarm | None = None) -> RankError | None:
         alarm.ring(in_words(other), gone=1)
         told(other)
     return other
+
+
+def meet(error: BaseException | None) -> None:
+    """Come out of code with collectives inside, before an exchange; all ranks of the run call it together.
+
+    A rank that failed in such code must not go into the exchange while others are still in there: their collectives
+    would take its message for one of theirs, at which gloo ends a process without a word. So it waits until all have come
+    out, for a few seconds; else it tells them why it stops, and does not meet them again.
+
+    Args:
+        error: What went wrong here; raised if the others do not come.
+    """
+    global _meetings
+    alarm = _Alarm.of_run()
+    if alarm is None:
+        return
+    _meetings += 1
+    key, deadline = f"rlobjectives/meeting/{_meetings}", time.monotonic() + _LINGER_SECONDS
+    try:
+        here = alarm.store.add(key, 1)
+        while error is not None and here < alarm.ranks and time.monotonic() < deadline:
+            time.sleep(0.02)
+            here = alarm.store.add(key, 0)
+    except RuntimeError:  # whoever kept the store is gone: the exchange will say so
+        here = 0
+    if error is not None and here < alarm.ranks:
+        raise tell(error, alarm) or error
 
 
 @contextmanager

@@ -11,8 +11,8 @@ import torch
 from rlobjectives.checks import ABOVE_ZERO
 from rlobjectives.distributed.agreement import checksum, joined, other_options
 from rlobjectives.distributed.communicator import Communicator
-from rlobjectives.distributed.ending import translated
-from rlobjectives.distributed.faults import ABOVE, FIELDS, Fault, in_words, told
+from rlobjectives.distributed.ending import meet, translated
+from rlobjectives.distributed.faults import ABOVE, FIELDS, Fault, in_words, is_told, told
 from rlobjectives.errors import NonFiniteError, RankError
 from rlobjectives.statistics import Stat
 
@@ -72,6 +72,8 @@ def exchange(
     """
     kinds = sorted((name, type(stat)) for name, stat in statistics.items())
     fault = fault or Fault()
+    if fault.error is not None and is_told(fault.error):
+        raise fault.error  # by an exchange inside, on all ranks; or to others that may be in collectives of their own
     layout = "; ".join(f"{name}:{kind.__name__}:{kind.width}" for name, kind in kinds)
     terms = joined({**(agreement or {}), "window statistics": layout})
     home = next((stat.row.device for stat in statistics.values()), torch.device("cpu"))
@@ -81,9 +83,14 @@ def exchange(
     row = torch.cat([fault.header(device), tail, *body])
     # Rows are padded to a common length, so that ranks that disagree can still tell each other.
     width = max(_FLOOR, 1 << (row.numel() - 1).bit_length())
-    with translated(communicator):
-        rows = communicator.gather(torch.nn.functional.pad(row, (0, width - row.numel())))
-        headers = rows[:, :_HEADER].tolist()  # the one host sync
+    try:
+        with translated(communicator):
+            rows = communicator.gather(torch.nn.functional.pad(row, (0, width - row.numel())))
+            headers = rows[:, :_HEADER].tolist()  # the one host sync
+    except (RuntimeError, RankError) as other:
+        if fault.error is not None:  # nobody else can say what happened here
+            raise fault.error from other
+        raise
     _raise_together(headers, communicator, fault, terms, disagreement)
     merged: dict[str, Stat] = {}
     start = _HEADER
@@ -148,13 +155,15 @@ def check_agreement(
 
 
 @contextmanager
-def raised_together(communicator: Communicator) -> Iterator[None]:
+def raised_together(communicator: Communicator, *, collectives_inside: bool = False) -> Iterator[None]:
     """Run code that may fail on some ranks only; afterwards, in one collective, all of them go on or none.
 
     For what stands before a collective that this package does not see, such as the gathering of sharded weights.
 
     Args:
         communicator: The ranks that run it together.
+        collectives_inside: The code has collectives of its own, in which other ranks may be when one fails. They must be all
+            ranks of the run.
 
     Raises:
         Exception: What went wrong on this rank; on the others `RankError`, with kind and text of it.
@@ -170,6 +179,8 @@ def raised_together(communicator: Communicator) -> Iterator[None]:
     fault = Fault()
     with fault.guard():
         yield
+    if collectives_inside and communicator.world_size > 1:
+        meet(fault.error)
     exchange({}, communicator, fault=fault)
 
 
@@ -186,7 +197,7 @@ def _raise_together(
     if failed:
         words = communicator.say("" if fault.error is None else in_words(fault.error))
         if fault.error is not None:
-            raise told(fault.error)
+            raise fault.error if ranks == 1 else told(fault.error)  # one alone has told nobody
         causes = "; ".join(
             f"rank {communicator.global_rank(position)} stopped with {_sentence(words[position])}"
             for position in failed

@@ -106,7 +106,8 @@ class Stage:
                 verdict = "did not happen"
             if small:  # somebody makes room again
                 (self.runner.seen_by_ranks(saves) / "other people's file").unlink(missing_ok=True)
-            left, resumed = self._left(cell.host, where, saves, expected)
+            # A run that has ended is not resumed: TRL's Trainer would take a step more.
+            left, resumed = self._left(cell.host, where, saves, expected, skip=int(run.finished))
             if verdict in ("stops", "right") and resumed in ("hangs", "silently wrong"):
                 verdict = resumed
             return Outcome(cell.name, verdict, [rank.words for rank in run.ranks], run.seconds, left)
@@ -131,10 +132,12 @@ class Stage:
         seen = self.runner.seen_by_ranks(saves)
         return [saves / path.name for path in program.checkpoints(seen)]
 
-    def _left(self, host: Host, where: Path, saves: Path, expected: torch.Tensor) -> tuple[str, str]:
+    def _left(
+        self, host: Host, where: Path, saves: Path, expected: torch.Tensor, skip: int = 0
+    ) -> tuple[str, str]:
         """Resume from the newest checkpoint that is taken, in words, and the verdict on that run."""
         said = []
-        for number, path in enumerate(self._checkpoints(host, saves)):
+        for number, path in enumerate(self._checkpoints(host, saves)[skip:]):
             run = self._run(host, where / f"again-{number}", saves, resume=str(path))
             verdict = self._verdict(run, expected)
             if verdict != "stops":

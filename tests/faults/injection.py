@@ -93,9 +93,7 @@ class Injection:
         if self.action == "nan":
             if isinstance(value, list):
                 return [float("nan"), *value[1:]]
-            wrong = torch.zeros_like(value)
-            wrong[0] = float("nan")
-            return value + wrong
+            return value + float("nan")
         return value[:-1] if isinstance(value, list) else value[..., :-1]
 
     def _fill(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from torch.distributed.checkpoint import CheckpointException
 
 from rlobjectives.errors import CheckpointError, RLObjectivesError
 from rlobjectives.integrations.whole_files import replacing
@@ -65,9 +66,10 @@ def naming_writes(path: Path) -> Iterator[None]:
         yield
     except RLObjectivesError:
         raise
-    except (OSError, RuntimeError) as error:  # torch's writer raises a RuntimeError where the disk is full
+    # torch's writer raises a RuntimeError where the disk is full, and its distributed one what no `except Exception` sees.
+    except (OSError, RuntimeError, CheckpointException) as error:
         raise CheckpointError(
-            f"checkpoint {str(path)!r} could not be written: {first_line(error)}. What was there before is untouched. Free "
+            f"checkpoint {str(path)!r} could not be written: {_cause(error)}. What was there before is untouched. Free "
             "space or give a folder that can be written."
         ) from error
 
@@ -84,13 +86,19 @@ def naming_reads(path: Any) -> Iterator[None]:
             f"checkpoint {str(path)!r} holds objects that only run code can make, and was not loaded. If you trust it, give "
             f"weights_only=False. ({first_line(error)})"
         ) from error
-    except (RuntimeError, LookupError, EOFError, ValueError, OSError) as error:
-        raise CheckpointError(
-            f"checkpoint {str(path)!r} cannot be loaded: {first_line(error, 3)}."
-        ) from error
+    except (RuntimeError, LookupError, EOFError, ValueError, OSError, CheckpointException) as error:
+        raise CheckpointError(f"checkpoint {str(path)!r} cannot be loaded: {_cause(error, 3)}.") from error
 
 
 def first_line(error: BaseException, lines: int = 1) -> str:
     """What an error says, shortened to so many lines."""
     text = str(error).strip() or type(error).__name__
     return " ".join(line.strip() for line in text.splitlines()[:lines])[:400].rstrip(".")
+
+
+def _cause(error: BaseException, lines: int = 1) -> str:
+    """An error in words; of several ranks at once, what happened on the first."""
+    if isinstance(error, CheckpointException):
+        rank, (found, _) = min(error.failures.items())
+        return f"on rank {rank}, {type(found).__name__}: {first_line(found, lines)}"
+    return first_line(error, lines)

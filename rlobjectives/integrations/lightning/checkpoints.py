@@ -185,7 +185,7 @@ class CheckpointGuard:
                 _check_whole(Path(checkpoint_path))
         safe = True if weights_only is None else weights_only
         loaded: dict[str, Any] = {}
-        with raised_together(world), naming_reads(checkpoint_path):
+        with raised_together(world, collectives_inside=True), naming_reads(checkpoint_path):
             loaded = self._load(checkpoint_path, weights_only=safe)
             if not isinstance(loaded, dict) or "pytorch-lightning_version" not in loaded:
                 raise CheckpointError(

@@ -152,7 +152,7 @@ class PromptRollouts(_Base):
         together = Communicator.world() if is_sharded(self.model) else LOCAL
         with raised_together(together):
             ids, mask = self.encode(batch.prompts, repeats)
-        with raised_together(together):
+        with raised_together(together, collectives_inside=True):
             completions = self.complete(ids, mask, greedy=greedy)
         return ids, mask, completions
 
