@@ -150,7 +150,9 @@ class Combined(Estimator):
         if not self.token_level:
             size = torch.stack([(weight * own[..., :1]).abs() for weight, own in pairs]).sum(0)
             known, groups = rollouts.genuine.unsqueeze(1), rollouts.groups
-            left = group_largest(total.abs(), known, groups) > _ROUNDING * group_largest(size, known, groups)
+            left = ~(
+                group_largest(total.abs(), known, groups) <= _ROUNDING * group_largest(size, known, groups)
+            )
             total = torch.where(left[groups.index], total, 0.0)
         return torch.cat([total, *columns], dim=-1)
 
@@ -220,7 +222,9 @@ class Combined(Estimator):
             weighted.append(self._weights()[position] * final)
         together = torch.stack(weighted)
         total, size = together.sum(0), together.abs().sum(0)
-        return torch.where(total.abs() > _ROUNDING * size, total, 0.0)
+        return torch.where(
+            total.abs() < _ROUNDING * size, 0.0, total
+        )  # so that NaN and infinity stay visible
 
     def _weights(self) -> tuple[float, ...]:
         return self.weights or (1.0,) * len(self.estimators)

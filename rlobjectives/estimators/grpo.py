@@ -157,7 +157,6 @@ class GRPO(RewardWeights, Estimator):
     def __post_init__(self) -> None:
         RewardWeights.__post_init__(self)
         check_choice("scale", self.scale, ("group", "batch", "none"))
-        check_choice("on_singleton", self.on_singleton, ("error", "zero"))
         check_choice("baseline", self.baseline, ("inclusive", "leave_one_out"))
         check_choice("epsilon_mode", self.epsilon_mode, ("add", "clamp"))
         check_number("epsilon", self.epsilon, low=0.0)

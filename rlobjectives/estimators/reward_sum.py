@@ -74,15 +74,14 @@ class RewardSum:
 
     @property
     def rounding(self) -> Tensor:
-        """How far each sum may be from what was meant, ``[n, 1]``; 0 in a group for which a single reward is scored.
+        """How far each sum may be from what was meant, ``[n, 1]``; 0 where a single reward is scored.
 
         Two sums of a window that differ by at most twice the largest of it are the same reward.
         """
         if self.parts is None or self.known is None:
             return torch.zeros_like(self.total)
-        present = group_largest(self.known.double(), self.known, self.groups).sum(1, keepdim=True)
         error = self.unit * (self.size + self.smallest) + self.arithmetic * self.size
-        return torch.where(present[self.groups.index] > 1, error, 0.0)
+        return torch.where(self.known.sum(1, keepdim=True) > 1, error, 0.0)
 
     def tolerance(self) -> Tensor | None:
         """Largest difference within each group that rounding explains, ``[g, 1]``; None where it explains none.
@@ -110,7 +109,8 @@ class RewardSum:
 
     @property
     def _error(self) -> Tensor:
-        return (self.unit + self.arithmetic) * self.size
+        # A reward that counts alone is taken as it arrived.
+        return (self.unit * (self.parts is not None) + self.arithmetic) * self.size
 
 
 def combined_reward(rollouts: Rollouts, weights: Sequence[float] | None) -> RewardSum:

@@ -40,7 +40,7 @@ class Reinforce(PolicyLoss):
     Args:
         weight: ``"none"``; ``"token"``, ``wₜ = exp(ℓₜ − ℓₜᵒˡᵈ)``; or ``"sequence"``, the product of those
             over the whole sequence (unbiased for sequence rewards, and of enormous variance).
-        weight_cap: Upper bound on the weight; None for none but e²⁰.
+        weight_cap: Upper bound on the weight; None for no bound but the clamp at e²⁰.
         base: What the weight is taken against: ``"old"`` or ``"behavior"``, the policy that sampled.
 
     Raises:

@@ -36,6 +36,7 @@ from rlobjectives import (
     group_metrics,
     reward_metrics,
 )
+from rlobjectives.distributed import LOCAL
 from tests.estimators.helpers import final
 
 TENTHS = [[0.7, 0.3], [0.1, 0.9], [0.4, 0.6], [0.8, 0.2], [0.0, 1.0], [1.0, 0.0], [0.3, 0.7], [0.5, 0.5]]
@@ -297,3 +298,39 @@ def test_gdpo_columns_that_mirror_each_other(
         data = seen(table, dtype)
         assert estimator.estimate(data)[:, 0].tolist() == [0.0] * len(drawn)
         assert estimator.carries_signal(data).tolist() == [False]
+
+
+def test_a_reward_that_counts_alone_meets_a_threshold_exactly() -> None:
+    data = Rollouts(
+        rewards=torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.bfloat16), group_ids=torch.zeros(4).long()
+    )
+    expected = PassAtK(k=2, threshold=0.5).estimate(data)
+    assert expected.any()
+    assert torch.equal(PassAtK(k=2, threshold=0.999).estimate(data), expected)
+
+
+def test_what_rounding_did_to_a_sum_does_not_depend_on_the_groups() -> None:
+    """Each sequence is scored in one column alone, so nothing was added up in any of them."""
+    for ids in ([0, 0], [0, 1]):
+        data = Rollouts(
+            rewards=torch.tensor([[0.7, 0.0], [0.0, 0.3]]),
+            scored=torch.tensor([[True, False], [False, True]]),
+            group_ids=torch.tensor(ids),
+        )
+        assert BatchBaseline().estimate(data)[:, 2].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_sum_of_estimators_repairs_nothing(bad: float) -> None:
+    class Broken(GRPO):
+        def finalize(self, estimate: Any, layout: Any, context: Any) -> torch.Tensor:
+            return torch.full_like(super().finalize(estimate, layout, context), bad)
+
+    objective = Objective(estimator=Combined(estimators=(Broken(), GRPO())))
+    data, layout = (
+        Rollouts(rewards=torch.tensor([1.0, 0.0]), group_ids=torch.tensor([0, 0])),
+        PaddedLayout(torch.ones(2, 1).bool()),
+    )
+    estimate = objective.estimator.estimate(data)
+    window = objective.freeze([(estimate, layout)], LOCAL)
+    assert not window.advantages(estimate, layout).isfinite().any()
