@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from rlobjectives import (
     Mean,
     Metric,
     MissingColumnError,
+    Moments,
     NonFiniteError,
     Objective,
     PaddedLayout,
@@ -31,6 +33,7 @@ from rlobjectives import (
     Rollouts,
     SequenceMean,
     ShapeError,
+    Stat,
     Sum,
     TokenBatch,
     TokenLoss,
@@ -415,3 +418,20 @@ def test_whole_numbers_become_advantages_as_they_are() -> None:
     found = objective.freeze([(estimate, LAYOUT)]).advantages(estimate, LAYOUT)
     assert found.dtype is torch.float64
     assert found.tolist() == [[2.0**24 + 1] * 3, [-4.0, 0.0, 0.0]]
+
+
+def test_a_statistic_that_is_declared_and_never_returned_is_refused():
+    class Forgetful(Estimator):
+        window_statistics: ClassVar[Mapping[str, type[Stat]]] = {"rewards": Moments}
+
+        def estimate(self, rollouts):
+            return rollouts.rewards.sum(1)
+
+        def finalize(self, estimate, layout, context):
+            return estimate - context["rewards"].mean
+
+    layout = PaddedLayout(torch.ones(2, 1, dtype=torch.bool))
+    estimate = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    with pytest.raises(WindowError, match=r"never returned 'estimator/rewards'"):
+        Objective(estimator=Forgetful()).freeze([(estimate, layout)])
+    Objective(estimator=Forgetful()).freeze([])  # a rank without data has nothing to return

@@ -195,6 +195,12 @@ class WindowBuilder:
                 ):
                     found.update({f"{scope}/{name}": stat for name, stat in stats.items()})
                 collect(collected, kinds, found)
+            if self._micro_batches and (never := sorted(name for name in kinds if not collected[name])):
+                raise WindowError(
+                    f"statistics() never returned {', '.join(map(repr, never))}, which its part declares in "
+                    "window_statistics, so finalize() or weights() would read an empty one. Return each declared "
+                    "statistic for every micro-batch."
+                )
         return {name: fold(kinds[name], collected[name], self._device()) for name in kinds}
 
     def _prepass_statistics(self, scope: str, part: TokenPart, window: Window, turn: int) -> dict[str, Stat]:
