@@ -152,7 +152,7 @@ def interrupt_saves() -> None:
             return write(self, data)
         return _in_two_halves(data, lambda part: write(self, part), self.f.flush)
 
-    torch.save = save  # type: ignore[assignment]
+    torch.save = save
     LocalFileOpener.write = written
 
 
