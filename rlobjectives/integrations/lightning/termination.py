@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -32,7 +32,7 @@ class Termination:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self.asked = False
-        self._signals: Any = trainer._signal_connector
+        self._signals = cast("Any", trainer._signal_connector)
         if trainer.world_size > 1:
             vars(self._signals)["_sigterm_notifier_fn"] = self._note  # of this instance alone
 
