@@ -29,6 +29,11 @@ Sample: TypeAlias = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 LOGPROBS = "log-probabilities"
 _SHORT, _LONG, _NEW = 5, 20, 4
+_LIMITS = (
+    "max_position_embeddings",
+    "max_seq_len",
+    "context_length",
+)  # names of the longest sequence a model takes
 # What rounding may change, on average over the tokens, relative to the largest number compared (1 at least). Measured
 # on a CPU for float32: 1e-6. Eager attention takes its softmax in float32 even where the weights are float64.
 _ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
@@ -253,8 +258,8 @@ def _prompts(model: nn.Module, vocabulary: int, avoid: set[int]) -> tuple[list[i
     ordinary = [one for one in range(vocabulary) if one not in avoid] or list(range(vocabulary))
     step = max(1, len(ordinary) // (_SHORT + _LONG + 1))
     tokens = [ordinary[(position + 1) * step % len(ordinary)] for position in range(_SHORT + _LONG)]
-    positions = getattr(_config(model), "max_position_embeddings", None)
-    room = positions - _NEW if isinstance(positions, int) and positions > 0 else _LONG
+    limits = [getattr(_config(model), name, None) for name in _LIMITS]
+    room = min((one - _NEW for one in limits if isinstance(one, int) and one > 0), default=_LONG)
     longest = min(_LONG, max(room, 2))
     return tokens[: min(_SHORT, max(2, longest // 2))], tokens[_SHORT : _SHORT + longest]
 

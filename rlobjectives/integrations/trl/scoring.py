@@ -48,7 +48,6 @@ class ScoringMixin(Host):
         """
         if self._tested or not self.self_test:
             return
-        self._tested = True
         narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}
         dtype = next((kind for name, kind in narrow.items() if getattr(self.args, name, False)), None)
         tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
@@ -64,6 +63,7 @@ class ScoringMixin(Host):
                 dtype=dtype,
                 hint="self_test=False in ObjectiveConfig, or in the class body, trains it all the same.",
             )
+        self._tested = True
 
     def _scores(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         found = self._get_per_token_logps_and_entropies(

@@ -118,6 +118,7 @@ def test_it_leaves_no_trace() -> None:
 
 def test_short_models_and_small_vocabularies_are_tested_too() -> None:
     check_model(tiny("gpt2", n_positions=8))
+    check_model(tiny("mpt", max_seq_len=8))
     check_model(tiny("llama", vocab_size=5))
 
 
