@@ -51,7 +51,7 @@ def run_options(trainer: SetupMixin) -> dict[str, object]:
         if one.name not in MAY_DIFFER and hasattr(config, one.name)
     }
     options |= {f"objective: {name}": words for name, words in trainer.objective.descriptions().items()}
-    for name in ("dynamic_sampling", "max_resamples", "max_empty_rollouts"):
+    for name in ("dynamic_sampling", "max_resamples", "max_empty_rollouts", "self_test"):
         options[name] = getattr(trainer, name)
     options["reward functions"] = tuple(trainer.reward_func_names)
     if hasattr(trainer.train_dataset, "__len__"):
