@@ -275,6 +275,8 @@ def check_plain_options(part: object) -> None:
     Numbers and choices have ranges of their own and are checked by the part; a part's default is left alone.
     """
     for one in dataclasses.fields(part):  # type: ignore[arg-type]  # a dataclass, says the caller
+        if not one.init:  # no option: the part sets it itself, maybe later
+            continue
         declared = one.type if isinstance(one.type, str) else getattr(one.type, "__name__", str(one.type))
         declared = declared.strip("'\"")
         text, _, optional = declared.partition(" | ")

@@ -41,7 +41,7 @@ class Component(abc.ABC):
     every rank lays its statistics out the same way even when it holds no data.
     """
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, *_: object) -> None:
         """Where a dataclass checks its options; a subclass's own check runs after that of flags and texts."""
         if dataclasses.is_dataclass(self):
             check_plain_options(self)
@@ -52,9 +52,9 @@ class Component(abc.ABC):
         if own is not None:
 
             @functools.wraps(own)
-            def checked(self: Component) -> None:
+            def checked(self: Component, *given: object) -> None:  # an ``InitVar`` each
                 Component.__post_init__(self)
-                own(self)
+                own(self, *given)
 
             cls.__post_init__ = checked  # type: ignore[method-assign]  # the same check, after the common one
 

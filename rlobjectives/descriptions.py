@@ -8,7 +8,7 @@ import enum
 import functools
 import hashlib
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, MutableSet
 from collections.abc import Set as AbstractSet
 from pathlib import PurePath
 from typing import Any
@@ -19,6 +19,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = ["described"]
 
+_STATE = frozenset({"logging", "threading", "_thread", "io", "_io"})
+"""Modules whose objects are the state of a process, and no options."""
 _DEEPEST = 12
 _MOST = 20_000
 _digests: Any = WeakTensorKeyDictionary()
@@ -29,8 +31,9 @@ def described(value: object, *, objects: bool = True) -> str:
 
     Objects count with their options: the fields of a dataclass and whatever else stands in ``vars``, nested. Tensors
     count with dtype, shape and a digest of their content, functions with their qualified name and what they close over.
-    What an object's class names in ``may_differ`` is left out, and so is what a ``cached_property`` keeps. Modules,
-    and objects without attributes of their own, count with their class alone.
+    What an object's class names in ``may_differ`` is left out, and so is what a ``cached_property`` keeps. Modules of
+    torch, loggers, locks, threads, open files, and objects without attributes of their own count with their class
+    alone, and so do lists, dictionaries and sets that a function holds, which it may fill as it runs.
 
     Args:
         value: Anything.
@@ -52,6 +55,7 @@ class _Description:
     def __init__(self) -> None:
         self.above: set[int] = set()
         self.pieces = 0
+        self.held = 0  # functions whose closure or defaults are being described
 
     def of(self, value: object, *, enter: bool = True) -> str:
         """The words; unless `enter`, objects of unknown classes count with their class alone."""
@@ -79,10 +83,17 @@ class _Description:
             self.above.discard(id(value))
 
     def _inside(self, value: Any, *, enter: bool) -> str:
+        if self.held and isinstance(value, (MutableSequence, MutableMapping, MutableSet)):
+            return type(value).__name__
+        if isinstance(value, types.ModuleType):
+            return f"module {value.__name__}"
+        if any(base.__module__ in _STATE for base in type(value).__mro__):
+            return type(value).__name__
         if isinstance(value, (tuple, list)):
             return f"({', '.join(self.of(entry, enter=enter) for entry in value)})"
         if isinstance(value, Mapping):
-            entries = (f"{self.of(key)}: {self.of(entry, enter=enter)}" for key, entry in value.items())
+            keys = sorted(((self.of(key), key) for key in value), key=lambda one: one[0])
+            entries = (f"{words}: {self.of(value[key], enter=enter)}" for words, key in keys)
             return f"{{{', '.join(entries)}}}"
         if isinstance(value, AbstractSet):
             return f"{{{', '.join(sorted(self.of(entry, enter=enter) for entry in value))}}}"
@@ -111,7 +122,9 @@ class _Description:
         held = dict(_closed_over(function))
         held.update(function.__kwdefaults__ or {})
         held.update((f"default {place}", one) for place, one in enumerate(function.__defaults__ or ()))
+        self.held += 1
         options = ", ".join(f"{label}={self.of(one, enter=False)}" for label, one in held.items())
+        self.held -= 1
         return f"{name}[{options}]" if options else name
 
 

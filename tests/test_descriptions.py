@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import enum
 import functools
+import io
+import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -135,6 +138,47 @@ def test_caches_and_what_may_differ_are_left_out() -> None:
 def test_objects_count_with_their_class_alone_where_asked() -> None:
     assert described(Schedule(1.0), objects=False) == "Schedule"
     assert described((1, Tagged()), objects=False) == "(1, Tagged(name='a', extra=3))"
+
+
+def counting() -> Callable[[float], float]:
+    """Functions that keep books, in what they close over and in a default."""
+    history: list[float] = []
+    seen: dict[str, Any] = {}
+
+    def inner(x: float, memo: dict[float, float] = {}) -> float:  # noqa: B006  # shared on purpose
+        history.append(x)
+        seen[str(x)] = memo[x] = x
+        return x
+
+    return functools.partial(inner)
+
+
+def test_what_a_function_fills_as_it_runs_does_not_count() -> None:
+    reward = counting()
+    before = described(reward)
+    reward(0.5)
+    assert described(reward) == before
+    assert "history=list" in before
+
+
+def test_loggers_locks_and_modules_count_with_their_class_or_name() -> None:
+    part = Capped(0.9)
+    log = logging.getLogger("rlobjectives.described")
+    vars(part).update(log=log, lock=threading.Lock(), out=io.StringIO(), library=functools)
+    before = described(part)
+    log.setLevel(logging.DEBUG)
+    part.__dict__["out"].write("a line")
+    try:
+        assert described(part) == before
+    finally:
+        log.setLevel(logging.NOTSET)
+    assert len(before) < 200
+    assert "log=Logger" in before
+    assert "library=module functools" in before
+
+
+def test_the_order_of_a_mapping_does_not_count() -> None:
+    assert described({"a": 1, "b": 2}) == described({"b": 2, "a": 1})
 
 
 def test_an_objective_says_all_of_its_options() -> None:

@@ -18,7 +18,8 @@ def joined(options: Mapping[str, object]) -> str:
     words = {
         name: option if isinstance(option, str) else described(option) for name, option in options.items()
     }
-    return _BETWEEN.join(f"{name}{_IS}{word}" for name, word in sorted(words.items()))
+    text = _BETWEEN.join(f"{name}{_IS}{word}" for name, word in sorted(words.items()))
+    return text.encode("utf-8", "backslashreplace").decode()  # a string may hold what UTF-8 does not
 
 
 def split(text: str) -> dict[str, str]:

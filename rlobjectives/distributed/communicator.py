@@ -57,6 +57,16 @@ class Communicator:
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
 
+    @property
+    def covers_run(self) -> bool:
+        """Whether every rank of the run takes part in its exchanges."""
+        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        return self._members >= ranks
+
+    @property
+    def _members(self) -> int:
+        return self.world_size
+
     def global_rank(self, position: int) -> int:
         """The global rank of the rank at a position of `group`."""
         return position if self.group is None else dist.get_global_rank(self.group, position)

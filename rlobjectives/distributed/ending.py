@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -23,7 +24,8 @@ _PATIENCE_SECONDS = 4.0
 """How long a rank that waits in a collective has, once it is known to wait in vain, to come out by itself."""
 _LINGER_SECONDS = 3.0
 """How long a rank that stops waits for the others to have read why: the words may be kept in its own process."""
-_LOST = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "socket")
+_LOST = re.compile(r"\b(gloo|nccl\w*|processgroup\w*)\b", re.IGNORECASE)
+"""What gloo and NCCL put into their messages: a lost connection alone may be one to a sandbox or a reward server."""
 
 
 class _Alarm:
@@ -266,4 +268,4 @@ def _lost(error: BaseException) -> bool:
     """Whether this is how a collective says that another rank is gone."""
     if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
         return True
-    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _LOST)
+    return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None

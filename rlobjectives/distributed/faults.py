@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from rlobjectives.checks import LOGPROBS
+from rlobjectives.distributed.communicator import Communicator
 
-__all__ = ["ABOVE", "FIELDS", "STOPPING", "Fault", "in_words", "is_told", "told"]
+__all__ = ["ABOVE", "FIELDS", "STOPPING", "Fault", "in_words", "is_told", "told", "told_by"]
 
 ABOVE = " above 0"
 """Ends the name of a field that counts log-probabilities above 0."""
@@ -103,14 +104,15 @@ def in_words(error: BaseException) -> str:
         >>> in_words(ValueError("no verifier here")), in_words(KeyboardInterrupt())
         ('ValueError: no verifier here', 'KeyboardInterrupt')
     """
-    text = str(error).strip()
+    # What UTF-8 does not hold, such as half of a surrogate pair from a broken tokenizer, must not stop the message.
+    text = str(error).strip().encode("utf-8", "backslashreplace").decode()
     if len(text) > _LONGEST_TEXT:
         text = f"{text[:_LONGEST_TEXT]} …"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def told(error: BaseException) -> BaseException:
-    """Note that the other ranks know of an error, or raise it themselves at the same point.
+    """Note that all other ranks of the run know of an error, or raise it themselves at the same point.
 
     Args:
         error: About to be raised.
@@ -119,6 +121,18 @@ def told(error: BaseException) -> BaseException:
     return error
 
 
+def told_by(error: BaseException, communicator: Communicator) -> BaseException:
+    """`told`, of an error that all ranks of a communicator raise, if those are all ranks of the run.
+
+    Ranks outside, who may wait in an exchange around this one, have heard nothing yet.
+
+    Args:
+        error: About to be raised.
+        communicator: Of the exchange that it comes from.
+    """
+    return told(error) if communicator.covers_run else error
+
+
 def is_told(error: BaseException) -> bool:
-    """Whether the other ranks know of an error already."""
+    """Whether all other ranks of the run know of an error already."""
     return bool(getattr(error, "_rlobjectives_told", False))

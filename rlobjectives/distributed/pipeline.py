@@ -54,6 +54,10 @@ class PipelineCommunicator(Communicator):
         if self._device is None and "nccl" in str(dist.get_backend(pipeline_group)):
             self._device = torch.device("cuda", torch.cuda.current_device())
 
+    @property
+    def _members(self) -> int:
+        return self.world_size * self.stages
+
     def global_rank(self, position: int) -> int:
         """The rank that speaks at a position: the last stage, or the stage of its pipeline that failed."""
         return self._speakers[position] if self._speakers else super().global_rank(position)

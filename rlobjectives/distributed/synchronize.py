@@ -12,7 +12,7 @@ from rlobjectives.checks import ABOVE_ZERO
 from rlobjectives.distributed.agreement import checksum, joined, other_options
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.distributed.ending import meet, translated
-from rlobjectives.distributed.faults import ABOVE, FIELDS, Fault, in_words, is_told, told
+from rlobjectives.distributed.faults import ABOVE, FIELDS, Fault, in_words, is_told, told_by
 from rlobjectives.errors import NonFiniteError, RankError
 from rlobjectives.statistics import Stat
 
@@ -23,7 +23,8 @@ _HEADER = 6
 _FLOOR = 1024  # rows of ranks that disagree must have one length; eight kilobytes cost nothing
 _OBJECTIVES = (
     "ranks hold different objectives, window statistics or columns of a rollout",
-    "Every rank must build the same objective, with the same options and library version, and fill the same columns.",
+    "Every rank must build the same objective, with the same options and library version, and fill the same columns; "
+    "name an attribute that may differ, such as a cache, in its class's may_differ.",
 )
 
 
@@ -86,7 +87,7 @@ def exchange(
     try:
         with translated(communicator):
             rows = communicator.gather(torch.nn.functional.pad(row, (0, width - row.numel())))
-            headers = rows[:, :_HEADER].tolist()  # the one host sync
+            headers = rows[:, :_HEADER].tolist()  # the host sync of an exchange
     except (RuntimeError, RankError) as other:
         if fault.error is not None:  # nobody else can say what happened here
             raise fault.error from other
@@ -197,12 +198,12 @@ def _raise_together(
     if failed:
         words = communicator.say("" if fault.error is None else in_words(fault.error))
         if fault.error is not None:
-            raise fault.error if ranks == 1 else told(fault.error)  # one alone has told nobody
+            raise told_by(fault.error, communicator)
         causes = "; ".join(
             f"rank {communicator.global_rank(position)} stopped with {_sentence(words[position])}"
             for position in failed
         )
-        raise told(RankError(f"{causes} This rank stops at the same point.{everywhere}"))
+        raise told_by(RankError(f"{causes} This rank stops at the same point.{everywhere}"), communicator)
     schemas: dict[float, list[int]] = {}
     for position, header in enumerate(headers):
         schemas.setdefault(header[4], []).append(communicator.global_rank(position))
@@ -211,19 +212,18 @@ def _raise_together(
         members = [communicator.global_rank(position) for position in range(len(headers))]
         found = "; ".join(other_options(communicator.say(terms), members))
         wrong, advice = disagreement
-        raise told(RankError(f"{wrong} ({parties}): {found}. {advice}{everywhere}"))
+        raise told_by(RankError(f"{wrong} ({parties}): {found}. {advice}{everywhere}"), communicator)
     for position, (code, micro_batch, bad, total, *_) in enumerate(headers):
         if code > 0:
             name = FIELDS[int(code) - 1]
             what, remedy = "non-finite values", _FIND
             if name.endswith(ABOVE):
                 name, what, remedy = name.removesuffix(ABOVE), "values above 0", ABOVE_ZERO
-            raise told(
-                NonFiniteError(
-                    f"rank {communicator.global_rank(position)}, micro-batch {int(micro_batch)}: {name} has "
-                    f"{int(bad):,} {what} among {int(total):,} that count. {remedy}{everywhere}"
-                )
+            error = NonFiniteError(
+                f"rank {communicator.global_rank(position)}, micro-batch {int(micro_batch)}: {name} has "
+                f"{int(bad):,} {what} among {int(total):,} that count. {remedy}{everywhere}"
             )
+            raise told_by(error, communicator)
 
 
 def _sentence(words: str) -> str:

@@ -22,12 +22,14 @@ class PackedLayout(TokenLayout):
 
     Args:
         cu_seqlens: Integers ``[n + 1]`` of any width, which `rows` keeps; starts at 0, never falls, ends at ``l``. Empty sequences
-            (two equal entries) are welcome.
+            (two equal entries) are welcome. On the device of `mask`, or on the CPU, where reading them waits for nothing;
+            they are moved to the mask's device once.
         mask: Bool ``[l]``, True where the token counts.
         facts: Per-sequence columns ``[n]`` (see `TokenLayout`).
 
     Raises:
-        ShapeError: If the boundaries do not tile the tokens. The boundaries are read once, here.
+        ShapeError: If the boundaries do not tile the tokens, or lie on another accelerator than `mask`. The boundaries are
+            read once, here.
 
     Example:
         >>> layout = PackedLayout(torch.tensor([0, 2, 3]), torch.tensor([True, True, True]))
@@ -38,7 +40,9 @@ class PackedLayout(TokenLayout):
     def __init__(self, cu_seqlens: Tensor, mask: Tensor, **facts: Tensor) -> None:
         check_integral("cu_seqlens", cu_seqlens)
         check_tensor("mask", mask)
-        check_device("cu_seqlens", cu_seqlens, mask.device, "layout.mask")
+        # Boundaries that are on the host already cost no wait for the device, and nothing but data can be read.
+        if "cpu" not in (cu_seqlens.device.type, mask.device.type) or cu_seqlens.is_meta:
+            check_device("cu_seqlens", cu_seqlens, mask.device, "layout.mask")
         if cu_seqlens.dim() != 1 or mask.dim() != 1 or cu_seqlens.numel() < 1:
             raise ShapeError(
                 f"cu_seqlens has shape {list(cu_seqlens.shape)} and mask {list(mask.shape)}; "
@@ -52,14 +56,14 @@ class PackedLayout(TokenLayout):
                 f"cu_seqlens runs from {bounds[0]} to {bounds[-1]}{' and falls on the way' if falls else ''}; "
                 f"expected boundaries that start at 0, never fall and end at {mask.numel()} (the tokens)."
             )
-        self.cu_seqlens = cu_seqlens
+        self.cu_seqlens = cu_seqlens.to(mask.device)
         self._bounds: list[int] = bounds
         self._width, self._shortest = max(lengths, default=0), min(lengths, default=0)
         self._set(mask, facts)
         self._check_facts()
         self.index = torch.repeat_interleave(
             torch.arange(len(lengths), device=mask.device),
-            cu_seqlens.long().diff(),
+            self.cu_seqlens.long().diff(),
             output_size=mask.numel(),
         )
 
@@ -83,7 +87,7 @@ class PackedLayout(TokenLayout):
         self.check_columns("per_token", per_token)
         if self._bounds[-1] == 0:
             return per_token.new_zeros(self.num_sequences, *per_token.shape[1:])
-        return per_token[self.cu_seqlens[:-1].to(self.device).clamp_max(self._bounds[-1] - 1)]
+        return per_token[self.cu_seqlens[:-1].clamp_max(self._bounds[-1] - 1)]
 
     def expand(self, per_sequence: Tensor) -> Tensor:
         """Gather each token's sequence number."""
@@ -102,7 +106,7 @@ class PackedLayout(TokenLayout):
         """Add along the pack, less what stood before each sequence."""
         self.check("per_token", per_token)
         running = self.select(per_token.detach()).cumsum(0, dtype=torch.float64)
-        before = torch.cat([running.new_zeros(1), running])[self.cu_seqlens[:-1].to(self.device)]
+        before = torch.cat([running.new_zeros(1), running])[self.cu_seqlens[:-1]]
         return running - before[self.index]
 
     def blocks(self, limit: int | None = None) -> Iterator[tuple[slice, slice]]:
@@ -126,7 +130,7 @@ class PackedLayout(TokenLayout):
 
     def pieces(self, limit: int | None = None) -> Iterator[Piece]:
         """Runs of sequences with at least one position."""
-        lengths, buffers = self.cu_seqlens.diff().to(self.device), Buffers(self.device)
+        lengths, buffers = self.cu_seqlens.diff(), Buffers(self.device)
         for sequences, span in self.blocks(limit):
             if size := span.stop - span.start:
                 yield Piece(span, sequences, lengths[sequences], size, buffers)
@@ -134,7 +138,7 @@ class PackedLayout(TokenLayout):
     def rows(self, index: Tensor | slice) -> PackedLayout:
         """The chosen sequences, repacked in the order given."""
         chosen = self._chosen(index)
-        lengths = self.cu_seqlens.diff()[chosen.to(self.cu_seqlens.device)]
+        lengths = self.cu_seqlens.diff()[chosen]
         bounds = torch.cat([lengths.new_zeros(1), lengths.cumsum(0, dtype=lengths.dtype)])
         facts = {name: fact[index] for name, fact in self.facts.items()}
         return PackedLayout(bounds, self.mask[self._positions(chosen)], **facts)
@@ -149,8 +153,8 @@ class PackedLayout(TokenLayout):
 
     def _positions(self, chosen: Tensor) -> Tensor:
         starts, lengths = (
-            self.cu_seqlens[:-1].to(self.device),
-            self.cu_seqlens.diff().to(self.device),
+            self.cu_seqlens[:-1],
+            self.cu_seqlens.diff(),
         )
         counts = lengths[chosen]
         within = torch.arange(int(counts.sum()), device=self.device)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlobjectives.checks import LOGPROBS
 from rlobjectives.distributed.communicator import Communicator
+from rlobjectives.distributed.ending import ends_together
 from rlobjectives.distributed.synchronize import Fault, exchange
 from rlobjectives.errors import WindowError
 from rlobjectives.estimators.base import Estimator
@@ -56,8 +57,6 @@ class WindowBuilder:
         self._prepass: list[TokenBatch] = []
         self._fault = Fault()
         self._frozen = False
-        if (untold := take_untold()) is not None:  # of a window that was never summarized
-            self._fault.note(untold)
 
     def guard(self) -> AbstractContextManager[None]:
         """Run code of this rank (scoring, estimating); an exception is raised by `freeze` on all ranks.
@@ -113,7 +112,8 @@ class WindowBuilder:
         """Exchange all statistics in one collective and fix them.
 
         A second collective runs only where one statistic needs another's result
-        (`TokenTerm.prepass_rounds`, `TokenTerm.prepass_reads_advantages`).
+        (`TokenTerm.prepass_rounds`, `TokenTerm.prepass_reads_advantages`). The host waits for the device once in each,
+        and once more if the estimator whitens.
 
         Raises:
             RLObjectivesError: Whatever went wrong on any rank, on all ranks at this point.
@@ -129,6 +129,12 @@ class WindowBuilder:
             )
         self._frozen = True
         objective, communicator = self.objective, self.communicator
+        # Of a window that was never summarized; a window of one process alone, such as a trial, has no part in it.
+        if communicator.world_size > 1 and (untold := take_untold()) is not None:
+            self._fault.note(untold)
+        agreement: dict[str, str] = {}
+        with self.guard():
+            agreement = objective.descriptions()
         prepass = {
             scope: part for scope, part in objective.token_parts().items() if part.required().needs_prepass
         }
@@ -164,15 +170,27 @@ class WindowBuilder:
                 communicator,
                 fault=self._fault,
                 micro_batches=len(self._micro_batches),
-                agreement=objective.descriptions(),
+                agreement=agreement,
             )
             statistics.update(outcome.statistics)
             added = Added(outcome.counts, own_tokens)
             window = Window(objective, communicator, statistics, outcome.micro_batches, added=added)
         few = objective.estimator.few_samples(window.context("estimator"))
-        if few is not None and bool(few) and not window.empty:
+        if few is not None and window.holds(few):
             warnings.warn(_few_samples(objective.estimator), stacklevel=2)
         return window
+
+    @contextmanager
+    def _parts(self) -> Iterator[None]:
+        """Run parts that may add up over a context group, whose ranks wait inside for one that has failed."""
+        if self.communicator.context_group is None or self.communicator.world_size == 1:
+            with self.guard():
+                yield
+            return
+        with ends_together(self.communicator):
+            if self._fault.error is not None:
+                raise self._fault.error
+            yield
 
     def _device(self) -> torch.device:
         if self._micro_batches:
@@ -206,7 +224,7 @@ class WindowBuilder:
     def _prepass_statistics(self, scope: str, part: TokenPart, window: Window, turn: int) -> dict[str, Stat]:
         kinds = {f"{scope}/{name}": kind for name, kind in part.round_statistics(turn).items()}
         collected: dict[str, list[Stat]] = {name: [] for name in kinds}
-        with self.guard():
+        with self._parts():
             for position, (estimate, layout) in enumerate(self._micro_batches):
                 ready = self._prepass[position]
                 if part.prepass_reads_advantages:
@@ -228,7 +246,7 @@ class WindowBuilder:
         kinds: dict[str, type[Stat]] = {f"kept/window/{name}": Sum for name in COUNTS}
         kinds.update({f"kept/{name}": kind for name, kind in reduction.declared_statistics().items()})
         collected: dict[str, list[Stat]] = {name: [] for name in kinds}
-        with self.guard():
+        with self._parts():
             for position, (estimate, whole) in enumerate(self._micro_batches):
                 ready = self._prepass[position].replace(layout=whole)
                 if any(part.prepass_reads_advantages for part in shrinking):

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlobjectives.component import Metric
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.distributed.ending import ends_together
-from rlobjectives.distributed.faults import Fault, told
+from rlobjectives.distributed.faults import Fault, told_by
 from rlobjectives.distributed.synchronize import exchange
 from rlobjectives.errors import WindowError
 from rlobjectives.statistics import Mean, Stat, Sum, fold
@@ -75,16 +75,21 @@ def summarize(
         fault: What went wrong in the losses of this rank.
         added: What the ranks had when the window was frozen, where that is known.
     """
-    fault = fault or Fault()
+    fault = (
+        Fault(fault.error, dict(fault.counts)) if fault else Fault()
+    )  # a second call starts where the first did
     given: list[ObjectiveOutput] = []
     with fault.guard():
         given += _outputs(outputs)
     if added is not None and fault.error is None:
         _stop_if_some_are_missing(given, added, communicator)
     collected: dict[str, list[Stat]] = {name: [] for name in objective.metric_kinds()}
-    kinds = dict(objective.metric_kinds())
-    collected[_SEEN], kinds[_SEEN] = [], Mean
+    kinds = {**{name: type(stat) for name, stat in extra.items()}, **objective.metric_kinds(), _SEEN: Mean}
+    collected[_SEEN] = []
     device = counts["tokens"].device
+    merged: dict[str, Stat] = {
+        name: kind.identity(device) for name, kind in kinds.items()
+    }  # where anything fails
     with fault.guard():
         for position, output in enumerate(given):
             collect(collected, kinds, output.metrics)
@@ -95,12 +100,13 @@ def summarize(
             raise WindowError(
                 f"extra holds {sorted(taken)}, which the objective reports itself. Rename them."
             )
-    for name, stat in extra.items():
-        collected[name], kinds[name] = [stat] * communicator.owns_sequences, type(stat)
-    merged = {name: fold(kind, collected[name], device) for name, kind in kinds.items()}
+        for name, stat in extra.items():
+            collected[name] = [stat] * communicator.owns_sequences
+        merged.update({name: fold(kind, collected[name], device) for name, kind in kinds.items()})
     outcome = exchange(merged, communicator, fault=fault, micro_batches=len(given))
     result = outcome.statistics
-    _check_seen(result.pop(_SEEN), counts["tokens"], _fewer(outcome.counts, added, communicator))
+    fewer = _fewer(outcome.counts, added, communicator)
+    _check_seen(result.pop(_SEEN), counts["tokens"], fewer, communicator)
     labels = [*WINDOW_METRICS]
     numbers = [counts["tokens"], counts["sequences"]]
     measured = [torch.ones_like(number, dtype=torch.bool) for number in numbers]
@@ -141,12 +147,14 @@ def stand_in(columns: Mapping[str, object]) -> ObjectiveOutput:
     Args:
         columns: What a forward gave; those without a gradient are left out.
     """
-    attached = [one for one in columns.values() if isinstance(one, Tensor) and one.requires_grad]
+    given = [one for one in columns.values() if isinstance(one, Tensor)]
+    attached = [one for one in given if one.requires_grad]
     dtype = attached[0].dtype if attached else torch.float32
-    loss = torch.zeros((), dtype=dtype, requires_grad=not attached)
+    device = (attached or given or [torch.zeros(())])[0].device  # of the micro-batches that stand beside it
+    loss = torch.zeros((), dtype=dtype, device=device, requires_grad=not attached)
     for column in attached:  # the sum of nothing, and not 0 × column, which may hold NaN
-        loss = loss.to(column.device) + column.flatten()[:0].sum().to(dtype)
-    return ObjectiveOutput(loss=loss, metrics={}, tokens=torch.zeros((), dtype=torch.float64))
+        loss = loss + column.flatten()[:0].sum().to(device, dtype)
+    return ObjectiveOutput(loss=loss, metrics={}, tokens=torch.zeros((), dtype=torch.float64, device=device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +201,11 @@ def _fewer(losses: Sequence[int], added: Added | None, communicator: Communicato
     return f" ({'; '.join(found)})" if found else ""
 
 
-def _check_seen(seen: Stat, expected: Tensor, fewer: str) -> None:
+def _check_seen(seen: Stat, expected: Tensor, fewer: str, communicator: Communicator) -> None:
     tokens, counted = float(seen.row[0]), float(expected)
     if tokens != counted:
         error = WindowError(
             f"the losses saw {tokens:,.0f} tokens, but the window was frozen with {counted:,.0f}{fewer}, so every "
             "weight is wrong. Hand summarize() the output of every micro-batch once, and change no mask after freeze()."
         )
-        raise told(error)
+        raise told_by(error, communicator)

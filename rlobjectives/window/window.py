@@ -80,6 +80,14 @@ class Window:
             self._empty = not bool(self._counts["tokens"] > 0)
         return self._empty
 
+    def holds(self, condition: Tensor) -> bool:
+        """Whether a condition, 0-d bool on the window's device, holds and any token counts; `empty` is known then, too."""
+        tokens = self._counts["tokens"]
+        # Together: each look at the device is a wait.
+        counted, here = torch.stack([tokens > 0, condition.to(tokens.device)]).tolist()
+        self._empty = not counted
+        return bool(counted and here)
+
     def context(self, scope: str, turn: int = 0) -> WindowContext:
         """What the part in ``scope`` (``"estimator"``, ``"policy_loss"`` …) may know of the window."""
         prefix = f"{scope}/"
@@ -150,12 +158,13 @@ class Window:
         return ends_together(self.communicator)
 
     def loss(self, tokens: TokenBatch) -> ObjectiveOutput:
-        """This micro-batch's share of the window's loss, with metrics. No communication, no host sync.
+        """This micro-batch's share of the window's loss, with metrics. No host sync, and no communication but sums over a context group.
 
         With several ranks, what goes wrong in here on one of them (an exception of a part, a wrong shape) is logged and
         kept: the result is a zero attached to the graph, so that this rank's backward still takes part in the
         collectives of the others, and `summarize` raises on all ranks. So call `summarize` for every window; the next
-        `WindowBuilder.freeze` raises what is left.
+        `WindowBuilder.freeze` raises what is left. Under context parallelism it is raised here and ends all ranks within
+        seconds (`ends_together`): those that share its sequences wait for this rank inside their losses.
 
         Args:
             tokens: Columns of one micro-batch; a dummy with a mask that is false everywhere gives an exact
@@ -175,7 +184,7 @@ class Window:
     def shared(
         self, compute: Callable[[], ObjectiveOutput], columns: Mapping[str, object]
     ) -> ObjectiveOutput:
-        """What `compute` gives; with several ranks, a stand-in of 0 where it raises, and `summarize` raises.
+        """What `compute` gives; with several ranks, a stand-in of 0 where it raises, and `summarize` raises (see `loss`).
 
         Args:
             compute: Makes the loss from columns that a forward has found, on this rank alone.
@@ -183,6 +192,9 @@ class Window:
         """
         if self.communicator.world_size == 1:
             return compute()
+        if self.communicator.context_group is not None:  # whose ranks add up inside, and would wait there
+            with ends_together(self.communicator):
+                return compute()
         fault = Fault()
         with fault.guard():
             return compute()

@@ -12,9 +12,25 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from rlobjectives import GRPO, Objective, PaddedLayout, RankError, TokenBatch, ends_together
+from rlobjectives import (
+    GRPO,
+    Capabilities,
+    Communicator,
+    Objective,
+    PaddedLayout,
+    PolicyLoss,
+    RankError,
+    Stat,
+    Sum,
+    TokenBatch,
+    TokenLoss,
+    WindowContext,
+    ends_together,
+)
+from rlobjectives.distributed.ending import _lost
 from tests.ranks import RankFailure, run_ranks
 
 LAYOUT = PaddedLayout(torch.ones(2, 3, dtype=torch.bool))
@@ -75,9 +91,55 @@ def outer(out: str, failing: int, stays: bool) -> str:
     return ended(work, failing, out, stays=stays)
 
 
-def run(function: Callable[..., Any], tmp_path: Path, failing: int, *, stays: bool) -> RankFailure:
+class Summing(PolicyLoss):
+    """Adds up over the ranks that share a sequence; one of them fails before, in its loss or its statistics."""
+
+    capabilities = Capabilities(needs_prepass=True)
+    window_statistics = {"length": Sum}
+
+    def __init__(self, failing: int, where: str) -> None:
+        self.failing, self.where = failing, where
+
+    def lengths(self, tokens: TokenBatch, context: WindowContext, where: str) -> Tensor:
+        if dist.get_rank() == self.failing and where == self.where:
+            raise ZeroDivisionError("no such ratio")
+        return context.context_sum(tokens.layout.local_counts())
+
+    def statistics(self, tokens: TokenBatch, context: WindowContext) -> dict[str, Stat]:
+        return {"length": Sum.of(self.lengths(tokens, context, "statistics"))}
+
+    def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
+        slope = tokens.layout.expand(self.lengths(tokens, context, "loss"))
+        return TokenLoss(slope * tokens.logprobs, slope)
+
+    may_differ = frozenset({"failing", "where"})
+
+
+def shared_sequences(out: str, failing: int, stays: bool, where: str) -> str:
+    """Two ranks that hold half of each sequence."""
+
+    def work() -> None:
+        communicator = Communicator.world(context_group=dist.new_group([0, 1]))
+        layout = LAYOUT.with_facts(total_tokens=torch.full((2,), 6.0, dtype=torch.float64))
+        tokens = TokenBatch(logprobs=-torch.ones(2, 3), layout=layout)
+        builder = Objective(estimator=GRPO(), policy_loss=Summing(failing, where)).window(communicator)
+        with builder.guard():
+            if dist.get_rank() == failing and where == "adding":
+                raise ZeroDivisionError("no such ratio")
+            builder.add(estimate=ESTIMATE, layout=layout)
+            builder.add_prepass(tokens)
+        window = builder.freeze()
+        output = window.loss(tokens.replace(advantages=window.advantages(ESTIMATE, layout)))
+        window.summarize([output])
+
+    return ended(work, failing, out, stays=stays)
+
+
+def run(
+    function: Callable[..., Any], tmp_path: Path, failing: int, *more: object, stays: bool
+) -> RankFailure:
     with pytest.raises(RankFailure) as failure:
-        run_ranks(function, 2, str(tmp_path), failing, stays, timeout=LIMIT, fresh=True)
+        run_ranks(function, 2, str(tmp_path), failing, stays, *more, timeout=LIMIT, fresh=True)
     return failure.value
 
 
@@ -104,6 +166,32 @@ def test_nobody_waits_for_a_failed_rank_that_stays_alive(tmp_path: Path) -> None
     assert "rank 0 died with exit code 1" in str(failure)
     said = (tmp_path / "stderr-0").read_text()
     assert "RankError on rank 0: rank 1 stopped with OutOfMemoryError: tried to allocate 7 GiB" in said
+
+
+@pytest.mark.parametrize("where", ["loss", "statistics", "adding"])
+def test_ranks_that_share_sequences_do_not_wait_for_one_that_failed(where: str, tmp_path: Path) -> None:
+    error = run(shared_sequences, tmp_path, 1, where, stays=False).errors[0]
+    assert isinstance(error, RankError)
+    assert "rank 1 stopped with ZeroDivisionError: no such ratio" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        (
+            "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:17",
+            True,
+        ),
+        ("Gloo connectFullMesh failed with [.../transport/tcp/pair.cc:144] no error", True),
+        ("NCCL error in: ProcessGroupNCCL.cpp:2251, ncclRemoteError", True),
+        ("sandbox: socket timed out", False),
+        ("the reward server said: connection reset by peer, broken pipe", False),
+        ("a gloomy answer", False),
+    ],
+)
+def test_a_lost_peer_is_told_from_a_lost_connection_of_a_user(text: str, lost: bool) -> None:
+    assert _lost(RuntimeError(text)) is lost
+    assert not _lost(ValueError(text))
 
 
 def gone(out: str, failing: int, stays: bool) -> str:

@@ -31,6 +31,15 @@ def both() -> list[tuple[TokenLayout, Tensor]]:
 each_layout = pytest.mark.parametrize("place", [0, 1], ids=["padded", "packed"])
 
 
+def test_boundaries_may_stay_on_the_host() -> None:
+    """They are read without a wait there, and lie beside the mask afterwards."""
+    layout = PackedLayout(torch.tensor([0, 3, 3, 5]), packed(MASK).to("meta"))
+    assert layout.cu_seqlens.device == layout.index.device == layout.device == torch.device("meta")
+    assert (layout.width, layout.shortest, layout.num_sequences) == (3, 0, 3)
+    assert layout.segment_sum(packed(COLUMN).to("meta")).shape == (3,)
+    assert layout.cumulative_sum(packed(COLUMN).to("meta")).shape == (5,)
+
+
 @each_layout
 def test_sums_and_counts(place: int) -> None:
     layout, column = both()[place]
