@@ -47,6 +47,8 @@ class Termination:
     def _note(self, signum: int, frame: object) -> None:
         del frame
         launcher: Any = self.trainer.strategy.launcher
-        if launcher is not None and not self.asked:  # the first process passes it on to those that it has started
+        if (
+            launcher is not None and not self.asked
+        ):  # the first process passes it on to those that it has started
             launcher.kill(signum)
         self.asked = True
