@@ -21,6 +21,7 @@ from rlobjectives.integrations.trl.checkpoint_folder import (
     written_whole,
 )
 from rlobjectives.integrations.trl.columns import forward
+from rlobjectives.integrations.trl.epochs import ResumableSampler
 from rlobjectives.integrations.trl.settle import (
     ObjectiveLike,
     check_reference,
@@ -108,6 +109,11 @@ class ObjectiveMixin(SetupMixin):
             return super().evaluate(*args, **kwargs)
 
     # The window: collected before the Trainer's loop over micro-batches, opened at the first of them
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's order of the prompts, which goes on where a resumed run does."""
+        sampler = super()._get_train_sampler(*args, **kwargs)
+        return None if sampler is None else ResumableSampler(sampler, lambda: int(self.state.epoch or 0.0))
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any

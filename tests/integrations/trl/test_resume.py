@@ -69,6 +69,24 @@ def test_the_same_next_steps(folder: Path, step: int, tmp_path: Path) -> None:
     assert lost[step:] == losses(again)[-(6 - step) :]
 
 
+def test_the_prompts_of_a_second_epoch_come_in_their_own_order(tmp_path: Path) -> None:
+    """Stopped where the first epoch ends, and inside the second."""
+    shape = {
+        "num_iterations": 1,
+        "steps_per_generation": 1,
+        "max_steps": 5,
+        "per_device_train_batch_size": 16,
+    }
+    trained = build(tmp_path / "whole", **shape)
+    trained.train()
+    ends = trained.state.log_history[1]["epoch"]
+    assert ends == 1.0, "step 2 is to end an epoch"
+    for step in (2, 3):
+        again = build(tmp_path / "again", save_strategy="no", **shape)
+        again.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+        assert torch.equal(tiny.parameters(trained), tiny.parameters(again)), step
+
+
 class SavesBeforeTheOptimizer(TrainerCallback):
     """As `enable_jit_checkpoint` does when the machine is about to be taken away."""
 
