@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,12 +49,11 @@ def replacing(path: Path, *, keep_suffix: bool = False) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     suffix = f".partial{path.suffix}" if keep_suffix else ".partial"
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=suffix)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}{suffix}")
+    # Who may read it, the umask says, as for every file that open() makes; tempfile would keep it from one's own group.
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield temporary
-        temporary.chmod(0o644)
         sync(temporary)
         temporary.replace(path)
     finally:

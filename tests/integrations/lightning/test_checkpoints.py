@@ -169,7 +169,7 @@ def test_a_save_that_fails_is_an_error(copies: tuple[Path, Path], monkeypatch: p
         raise PermissionError(13, "Permission denied")
 
     before = copies[1].read_bytes()
-    monkeypatch.setattr("rlobjectives.integrations.whole_files.tempfile.mkstemp", denied)
+    monkeypatch.setattr("rlobjectives.integrations.whole_files.os.open", denied)
     with pytest.raises(CheckpointError, match="could not be written: .*Permission denied"):
         WholeCheckpointIO().save_checkpoint({"a": 1}, copies[1])
     monkeypatch.undo()
