@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,9 +95,13 @@ class CheckpointGuard:
         Raises:
             CheckpointError: If it cannot be written; the other ranks raise a `RankError`.
         """
-        state = self.trainer.state
-        if state.status == TrainerStatus.INTERRUPTED and state.fn == TrainerFn.FITTING and not self.has_begun:
-            return  # an error before the first step, such as a refused checkpoint: these weights replace nobody's
+        if self._is_ending_early():
+            warnings.warn(
+                f"checkpoint {str(filepath)!r} was not written: the run ended with an error before the first step, and its "
+                "weights would replace those of a trained model.",
+                stacklevel=2,
+            )
+            return
         if storage_options is None and is_local(filepath) and writes_folders(self.strategy):
             self._save_folder(checkpoint, filepath)
             return
@@ -111,6 +116,15 @@ class CheckpointGuard:
             raise fault.error
         if getattr(self.strategy, "local_rank", 0) == 0:
             self._forget_rollouts(checkpoint, filepath)
+
+    def _is_ending_early(self) -> bool:
+        """Whether an error before the first step, such as a refused checkpoint, has callbacks save what they can.
+
+        Who asks for a checkpoint once the trainer is through with the error means it.
+        """
+        state = self.trainer.state
+        failed = state.status == TrainerStatus.INTERRUPTED and state.fn == TrainerFn.FITTING
+        return failed and state.stage is not None and not self.has_begun
 
     def _put_rollout(self, checkpoint: dict[str, Any], filepath: Any) -> None:
         """This rank's part of the rollout in use: in the checkpoint of a single rank, else in a file beside it."""

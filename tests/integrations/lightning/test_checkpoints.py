@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.fabric.plugins.io import torch_io
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from rlobjectives import CapabilityError, CheckpointError
 from rlobjectives.integrations.checkpoint_files import MARKER, mark, trouble_with
-from rlobjectives.integrations.lightning.checkpoint_io import WholeCheckpointIO
+from rlobjectives.integrations.lightning.checkpoint_io import WholeCheckpointIO, naming_reads, naming_writes
 from rlobjectives.integrations.lightning.checkpoints import _put_in_place
 from tests.integrations.damage import empty, flip_a_bit
 from tests.integrations.lightning.quiet import trainer, weights
@@ -184,6 +185,32 @@ def test_a_save_that_fails_is_an_error(copies: tuple[Path, Path], monkeypatch: p
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert copies[1].read_bytes() == before
     assert sorted(one.name for one in copies[1].parent.iterdir()) == ["step=2.ckpt", "step=4.ckpt"]
+
+
+@pytest.mark.parametrize("naming", [naming_writes, naming_reads])
+@pytest.mark.parametrize(
+    "lost", [RuntimeError("Connection closed by peer [127.0.0.1]:1234"), dist.DistBackendError("NCCL error")]
+)
+def test_a_rank_that_is_lost_in_a_sharded_save_is_no_trouble_of_the_disk(
+    naming: Any, lost: RuntimeError
+) -> None:
+    """Whoever catches it in words of a disk never asks the other ranks why one of them stopped."""
+    with pytest.raises(type(lost)) as caught, naming(Path("last.ckpt")):
+        raise lost
+    assert caught.value is lost
+
+
+def test_nothing_is_written_on_an_error_before_the_first_step_and_that_is_said(tmp_path: Path) -> None:
+    """Fresh weights would replace trained ones. Who asks for a file afterwards gets it."""
+    broken = trainer(callbacks=[OnExceptionCheckpoint(tmp_path)])
+    with (
+        pytest.warns(UserWarning, match="on_exception.ckpt' was not written: .*before the first step"),
+        pytest.raises(CheckpointError, match="does not exist"),
+    ):
+        broken.fit(ToyPolicy(uneven), DataLoader(torch.arange(1)), ckpt_path=tmp_path / "none.ckpt")
+    assert not list(tmp_path.iterdir())
+    broken.save_checkpoint(tmp_path / "asked.ckpt")
+    assert trouble_with(tmp_path / "asked.ckpt") == ""
 
 
 _KILLED = """
