@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 from rlobjectives.distributed.ending import is_lost
 from rlobjectives.errors import CheckpointError, RLObjectivesError
-from rlobjectives.integrations.whole_files import replacing
+from rlobjectives.integrations.whole_files import clear_partials, replacing
 
 __all__ = ["WholeCheckpointIO", "beside", "first_line", "is_local", "naming_reads", "naming_writes"]
 
@@ -43,8 +43,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         path = Path(path)
         with naming_writes(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            for stale in path.parent.glob(f".{path.name}-*.partial"):  # of a run that was killed
-                stale.unlink(missing_ok=True)
+            clear_partials(path)
             with replacing(path) as temporary:
                 torch.save(checkpoint, temporary)
 
