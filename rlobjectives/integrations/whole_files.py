@@ -80,7 +80,7 @@ def clear_partials(path: Path) -> None:
     own = re.compile(rf"\.{re.escape(path.name)}{_PARTIAL}")
     other = re.compile(rf"\..*{re.escape(path.suffix)}{_PARTIAL}")
     for found in path.parent.glob(".*.partial*"):
-        if own.fullmatch(found.name) or other.fullmatch(found.name) and _is_abandoned(found):
+        if own.fullmatch(found.name) or (other.fullmatch(found.name) and _is_abandoned(found)):
             shutil.rmtree(found, ignore_errors=True) if found.is_dir() else found.unlink(missing_ok=True)
 
 

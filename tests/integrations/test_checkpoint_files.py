@@ -65,7 +65,7 @@ def test_files_are_as_open_to_others_as_the_umask_says(mask: int, mode: int, tmp
 def test_a_file_is_the_old_one_until_it_is_the_new_one(tmp_path: Path) -> None:
     path = tmp_path / "note.ckpt"
     path.write_text("old")
-    with pytest.raises(KeyError), replacing(path) as temporary:  # noqa: PT012
+    with pytest.raises(KeyError), replacing(path) as temporary:
         temporary.write_text("half")
         raise KeyError
     assert [one.name for one in tmp_path.iterdir()] == ["note.ckpt"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.api import CheckpointException
 
 from rlobjectives.distributed.ending import is_lost
 from rlobjectives.errors import CheckpointError, RLObjectivesError
