@@ -17,7 +17,7 @@ from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.distributed.faults import STOPPING, in_words, is_told, told
 from rlobjectives.errors import RankError
 
-__all__ = ["ends_together", "meet", "tell", "translated", "watched"]
+__all__ = ["ends_together", "is_lost", "meet", "tell", "translated", "watched"]
 
 _POLL_SECONDS = 0.25
 _PATIENCE_SECONDS = 4.0
@@ -202,7 +202,7 @@ def tell(error: BaseException, alarm: _Alarm | None = None) -> RankError | None:
     alarm = alarm or _Alarm.of_run()
     if alarm is None or is_told(error):
         return None
-    if not _lost(error):
+    if not is_lost(error):
         alarm.ring(in_words(error))
         told(error)
         return None
@@ -258,13 +258,13 @@ def translated(communicator: Communicator) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
-            other = alarm.of_another(seconds=1.0) if alarm is not None and _lost(error) else None
+            other = alarm.of_another(seconds=1.0) if alarm is not None and is_lost(error) else None
             if other is not None:
                 raise other from error
             raise
 
 
-def _lost(error: BaseException) -> bool:
+def is_lost(error: BaseException) -> bool:
     """Whether this is how a collective says that another rank is gone."""
     if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
         return True

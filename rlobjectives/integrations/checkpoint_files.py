@@ -1,7 +1,8 @@
 """Whether a checkpoint is whole: its files against what was noted when it was written, and against themselves.
 
 PyTorch's files are zip archives, which hold a checksum (CRC-32) of each of their parts. So a single file can be judged
-by itself. A checkpoint of several files is a folder with a marker, written last, that lists them.
+by itself, unless PyTorch was told to write none. A checkpoint of several files is a folder with a marker, written last,
+that lists them.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rlobjectives.errors import CheckpointError
 from rlobjectives.integrations.whole_files import sync, write_text
 
@@ -27,6 +26,8 @@ MARKER = "rlobjectives_whole.json"
 """The file of a folder that says which files belong to it; whoever wrote the folder writes it last."""
 BEGUN = "_rlobjectives_begun"
 """Stands in a folder that is being written. The underscore keeps it from being uploaded."""
+_BEGUN_JUST_IN_TIME = "checkpoint-is-incomplete.txt"
+"""The same of transformers' `enable_jit_checkpoint`, which removes it once everything, our marker too, is written."""
 
 _ARCHIVES = (".pt", ".pth", ".ckpt", ".bin")
 _CHUNK = 1 << 20
@@ -66,6 +67,10 @@ def mark(folder: Path, *, removable: str = "") -> None:
         folder: A checkpoint of several files.
         removable: Pattern of names that people may delete on purpose; without them it is whole, too.
 
+    Raises:
+        FileNotFoundError: If there is nothing in it.
+        OSError: If the disk cannot take what was written.
+
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
@@ -77,7 +82,10 @@ def mark(folder: Path, *, removable: str = "") -> None:
         >>> trouble_with(folder)
         "is damaged: 'note.txt' is not the file that was written"
     """
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in (MARKER, BEGUN))
+    signs = (MARKER, BEGUN, _BEGUN_JUST_IN_TIME)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in signs)
+    if not paths:
+        raise FileNotFoundError(f"{str(folder)!r} holds no file that could be marked as whole")
 
     def described(path: Path) -> dict[str, Any]:
         sync(path)
@@ -123,7 +131,7 @@ def refusal(path: Path, trouble: str, earlier: Iterable[Path]) -> CheckpointErro
 def _trouble_with_folder(folder: Path) -> str:
     marker = folder / MARKER
     if not marker.is_file():
-        if (folder / BEGUN).exists():
+        if any((folder / sign).exists() for sign in (BEGUN, _BEGUN_JUST_IN_TIME)):
             return "is only half there: its writing was begun and never finished, as after a crash or on a full disk"
         paths = sorted(path for path in folder.rglob("*") if path.is_file() and _judges_itself(path))
         return _first(folder, paths, _damage)
@@ -143,7 +151,10 @@ def _trouble_with_folder(folder: Path) -> str:
         if size != note["size"]:
             return f"has {size:,} bytes and was written with {note['size']:,}"
         damage = _damage(path) if path.suffix in _ARCHIVES else ""
-        return damage or ("" if _fingerprint(path) == note else "is not the file that was written")
+        if damage:
+            return damage
+        again = _of_table(path) if note["kind"] == "archive" else _of_bytes(path)
+        return "" if again == note["crc"] else "is not the file that was written"
 
     return _first(folder, [folder / name for name in sorted(files)], judged)
 
@@ -162,23 +173,38 @@ def _judges_itself(path: Path) -> bool:
 def _fingerprint(path: Path) -> dict[str, Any]:
     """Size and checksum. Of a large archive: that of its table of contents, which holds the checksums of its parts.
 
-    So what was written need not be read back at once.
+    So what was written need not be read back at once. An archive without such checksums is.
     """
-    size = path.stat().st_size
-    if (
-        size > _LARGE
-        and path.suffix in _ARCHIVES
-        and torch.serialization.get_crc32_options()
-        and zipfile.is_zipfile(path)
-    ):
-        with zipfile.ZipFile(path) as archive:
-            table = [f"{one.filename}:{one.file_size}:{one.CRC}" for one in archive.infolist()]
-        return {"kind": "archive", "size": size, "crc": zlib.crc32("\n".join(table).encode())}
+    size, table = path.stat().st_size, None
+    if size > _LARGE and path.suffix in _ARCHIVES and zipfile.is_zipfile(path):
+        table = _of_table(path)
+    return {
+        "kind": "bytes" if table is None else "archive",
+        "size": size,
+        "crc": _of_bytes(path) if table is None else table,
+    }
+
+
+def _of_table(path: Path) -> int | None:
+    """The checksum of an archive's table of contents; None if that holds no checksums."""
+    with zipfile.ZipFile(path) as archive:
+        if not _has_checksums(archive):
+            return None
+        table = [f"{one.filename}:{one.file_size}:{one.CRC}" for one in archive.infolist()]
+    return zlib.crc32("\n".join(table).encode())
+
+
+def _has_checksums(archive: zipfile.ZipFile) -> bool:
+    """Whether PyTorch wrote checksums: with ``torch.serialization.set_crc32_options(False)`` every one is 0."""
+    return any(part.CRC for part in archive.infolist())
+
+
+def _of_bytes(path: Path) -> int:
     checksum = 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             checksum = zlib.crc32(chunk, checksum)
-    return {"kind": "bytes", "size": size, "crc": checksum}
+    return checksum
 
 
 def _damage(path: Path, *, contents: bool = True) -> str:
@@ -194,7 +220,7 @@ def _damage(path: Path, *, contents: bool = True) -> str:
         if not zipfile.is_zipfile(path):
             return _no_archive(start, size)
         with zipfile.ZipFile(path) as archive:
-            member = archive.testzip() if contents else None
+            member = archive.testzip() if contents and _has_checksums(archive) else None
     except _UNREADABLE as error:
         return f"is damaged and cannot be read ({type(error).__name__}: {error})"
     return "" if member is None else f"is damaged: its part {member!r} has another checksum than was written"

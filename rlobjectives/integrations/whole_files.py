@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
+import re
+import secrets
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["probe", "replacing", "sync", "write_text"]
+__all__ = ["clear_partials", "probe", "replacing", "siblings", "sync", "write_text"]
+
+
+_ABANDONED_SECONDS = 3600.0
+_PARTIAL = r"(-[0-9a-f]{16}\.partial|\.partial-[0-9a-f]{8})"
+"""How the temporary names of files, and of folders, end."""
 
 
 def probe(folder: Path) -> None:
@@ -48,17 +58,42 @@ def replacing(path: Path, *, keep_suffix: bool = False) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     suffix = f".partial{path.suffix}" if keep_suffix else ".partial"
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=suffix)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}{suffix}")
+    # Who may read it, the umask says, as for every file that open() makes; tempfile would keep it from one's own group.
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield temporary
-        temporary.chmod(0o644)
         sync(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     sync(path.parent)
+
+
+def clear_partials(path: Path) -> None:
+    """Remove what killed writers have left in a folder.
+
+    Args:
+        path: What is about to be written. Temporary files and folders for this name are removed at once, for other names
+            of the same suffix after an hour without a write: another run may be at work on those.
+    """
+    own = re.compile(rf"\.{re.escape(path.name)}{_PARTIAL}")
+    other = re.compile(rf"\..*{re.escape(path.suffix)}{_PARTIAL}")
+    for found in path.parent.glob(".*.partial*"):
+        if own.fullmatch(found.name) or (other.fullmatch(found.name) and _is_abandoned(found)):
+            shutil.rmtree(found, ignore_errors=True) if found.is_dir() else found.unlink(missing_ok=True)
+
+
+def _is_abandoned(path: Path) -> bool:
+    try:
+        return time.time() - max(one.stat().st_mtime for one in (path, *path.rglob("*"))) > _ABANDONED_SECONDS
+    except FileNotFoundError:  # somebody is at work there
+        return False
+
+
+def siblings(path: Path, ending: str) -> list[Path]:
+    """Hidden files and folders beside `path` that have its name and an ending, a pattern."""
+    return sorted(path.parent.glob(f".{glob.escape(path.name)}{ending}"))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -13,8 +13,9 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch.distributed.checkpoint.api import CheckpointException
 
+from rlobjectives.distributed.ending import is_lost
 from rlobjectives.errors import CheckpointError, RLObjectivesError
-from rlobjectives.integrations.whole_files import replacing
+from rlobjectives.integrations.whole_files import clear_partials, replacing
 
 __all__ = ["WholeCheckpointIO", "beside", "first_line", "is_local", "naming_reads", "naming_writes"]
 
@@ -42,8 +43,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         path = Path(path)
         with naming_writes(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            for stale in path.parent.glob(f".{path.name}-*.partial"):  # of a run that was killed
-                stale.unlink(missing_ok=True)
+            clear_partials(path)
             with replacing(path) as temporary:
                 torch.save(checkpoint, temporary)
 
@@ -61,13 +61,15 @@ def beside(path: Path) -> Path:
 
 @contextlib.contextmanager
 def naming_writes(path: Path) -> Iterator[None]:
-    """Say of which checkpoint an error speaks."""
+    """Say of which checkpoint an error speaks; of a rank that is lost meanwhile, its own words are asked for elsewhere."""
     try:
         yield
     except RLObjectivesError:
         raise
     # torch's writer raises a RuntimeError where the disk is full, and its distributed one what no `except Exception` sees.
     except (OSError, RuntimeError, CheckpointException) as error:
+        if is_lost(error):
+            raise
         raise CheckpointError(
             f"checkpoint {str(path)!r} could not be written: {_cause(error)}. What was there before is untouched. Free "
             "space or give a folder that can be written."
@@ -76,7 +78,7 @@ def naming_writes(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_reads(path: Any) -> Iterator[None]:
-    """Turn what loading raises into what is wrong with the checkpoint."""
+    """Turn what loading raises into what is wrong with the checkpoint; but for a rank that is lost meanwhile."""
     try:
         yield
     except RLObjectivesError:
@@ -87,6 +89,8 @@ def naming_reads(path: Any) -> Iterator[None]:
             f"weights_only=False. ({first_line(error)})"
         ) from error
     except (RuntimeError, LookupError, EOFError, ValueError, OSError, CheckpointException) as error:
+        if is_lost(error):
+            raise
         raise CheckpointError(f"checkpoint {str(path)!r} cannot be loaded: {_cause(error, 3)}.") from error
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +14,12 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from torch.distributed.checkpoint.api import CheckpointException
 
 from rlobjectives.distributed import Communicator, Fault
 from rlobjectives.distributed.synchronize import exchange, raised_together
 from rlobjectives.errors import CheckpointError
-from rlobjectives.integrations.checkpoint_files import MARKER, mark, refusal, trouble_with
+from rlobjectives.integrations.checkpoint_files import BEGUN, MARKER, begin, finish, refusal, trouble_with
 from rlobjectives.integrations.lightning.checkpoint_io import (
     WholeCheckpointIO,
     beside,
@@ -25,7 +28,7 @@ from rlobjectives.integrations.lightning.checkpoint_io import (
     naming_reads,
     naming_writes,
 )
-from rlobjectives.integrations.whole_files import replacing
+from rlobjectives.integrations.whole_files import clear_partials, replacing, siblings
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -71,6 +74,7 @@ class CheckpointGuard:
     Attributes:
         has_fitted: Whether the trainer has been used for training.
         has_begun: Whether training has begun, so that there is something to save after an error.
+        run: What tells this call of ``fit`` from others, the same on all ranks.
     """
 
     def __init__(self, module: ResumableRollouts, trainer: Trainer) -> None:
@@ -78,6 +82,7 @@ class CheckpointGuard:
         self.trainer = trainer
         self.has_fitted = False
         self.has_begun = False
+        self.run = ""
         self.strategy: Any = trainer.strategy
         self._save = self.strategy.save_checkpoint
         self._load = self.strategy.load_checkpoint
@@ -94,9 +99,13 @@ class CheckpointGuard:
         Raises:
             CheckpointError: If it cannot be written; the other ranks raise a `RankError`.
         """
-        state = self.trainer.state
-        if state.status == TrainerStatus.INTERRUPTED and state.fn == TrainerFn.FITTING and not self.has_begun:
-            return  # an error before the first step, such as a refused checkpoint: these weights replace nobody's
+        if self._is_ending_early():
+            warnings.warn(
+                f"checkpoint {str(filepath)!r} was not written: the run ended with an error before the first step, and its "
+                "weights would replace those of a trained model.",
+                stacklevel=2,
+            )
+            return
         if storage_options is None and is_local(filepath) and writes_folders(self.strategy):
             self._save_folder(checkpoint, filepath)
             return
@@ -112,6 +121,15 @@ class CheckpointGuard:
         if getattr(self.strategy, "local_rank", 0) == 0:
             self._forget_rollouts(checkpoint, filepath)
 
+    def _is_ending_early(self) -> bool:
+        """Whether an error before the first step, such as a refused checkpoint, has callbacks save what they can.
+
+        Who asks for a checkpoint once the trainer is through with the error means it.
+        """
+        state = self.trainer.state
+        failed = state.status == TrainerStatus.INTERRUPTED and state.fn == TrainerFn.FITTING
+        return failed and state.stage is not None and not self.has_begun
+
     def _put_rollout(self, checkpoint: dict[str, Any], filepath: Any) -> None:
         """This rank's part of the rollout in use: in the checkpoint of a single rank, else in a file beside it."""
         header = checkpoint.get(_KEY, {}).get("unfinished")
@@ -125,6 +143,7 @@ class CheckpointGuard:
                 "the rollouts of several ranks are not stored with a checkpoint on another machine"
             )
             return
+        header["run"] = self.run
         _write_rollout(
             _file_beside(filepath, header, self.strategy.global_rank), self.module.unfinished_here()
         )
@@ -138,7 +157,7 @@ class CheckpointGuard:
             shutil.rmtree(folder, ignore_errors=True)
             return
         for file in folder.glob("*.pt") if folder.is_dir() else ():
-            if not file.name.startswith(f"{header['step']}_"):
+            if not file.name.startswith(_save_of(header)):
                 file.unlink(missing_ok=True)
 
     def _save_folder(self, checkpoint: dict[str, Any], filepath: Any) -> None:
@@ -146,14 +165,15 @@ class CheckpointGuard:
         path = Path(path)
         partial = path.with_name(f".{path.name}.partial-{token}")
         world = Communicator.world()
-        with raised_together(world), naming_writes(path):
-            if self.strategy.global_rank == 0:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                for stale in path.parent.glob(f".{path.name}.partial-*"):  # of a run that was killed
-                    shutil.rmtree(stale)
-                partial.mkdir()
-        with raised_together(world), naming_writes(path):
+        first, first_here = self.strategy.global_rank == 0, self.strategy.local_rank == 0
+        with _removed_on_failure(partial, here=first_here), raised_together(world), naming_writes(path):
+            if first:
+                clear_partials(path)
+                begin(partial)
+        with _removed_on_failure(partial, here=first_here), raised_together(world), naming_writes(path):
             partial.mkdir(parents=True, exist_ok=True)  # where machines do not share their disks
+            # Asked now: once rank 0 has renamed the folder, a network disk may show the old name for seconds.
+            first_on_its_disk = first_here and not first and not (partial / BEGUN).exists()
             header = checkpoint.get(_KEY, {}).get("unfinished")
             if header is not None and not header["trouble"]:
                 _write_rollout(
@@ -161,13 +181,19 @@ class CheckpointGuard:
                 )
             if _KEY in checkpoint:
                 checkpoint[_KEY]["marked"] = True
-        with naming_writes(path):  # the ranks meet inside: one that fails cannot wait for them here
-            self._save(checkpoint, partial)
-        for leader in (True, False):
-            with raised_together(world), naming_writes(path):
-                first = self.strategy.global_rank == 0
-                if first if leader else self.strategy.local_rank == 0 and not first and partial.is_dir():
-                    mark(partial)
+        try:
+            with naming_writes(path):  # the ranks meet inside: one that fails cannot wait for them here
+                self._save(checkpoint, partial)
+        except CheckpointError as error:
+            if first_here and isinstance(
+                error.__cause__, CheckpointException
+            ):  # of all ranks: nobody writes any more
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+        for mine in (first, first_on_its_disk):
+            with _removed_on_failure(partial, here=mine), raised_together(world), naming_writes(path):
+                if mine:
+                    finish(partial)
                     _put_in_place(partial, path)
 
     # Loading.
@@ -235,9 +261,14 @@ class CheckpointGuard:
 
 
 def _file_beside(path: Any, header: Mapping[str, Any], rank: int) -> Path:
-    """Named by the step, so that the rollout of the file that is being replaced stays until it is."""
+    """Named by run and step, so that the rollout of the file that is being replaced stays until it is."""
     resolved = Path(path).resolve() if Path(path).exists() else Path(path)
-    return beside(resolved) / f"{header['step']}_{rank}.pt"
+    return beside(resolved) / f"{_save_of(header)}{rank}.pt"
+
+
+def _save_of(header: Mapping[str, Any]) -> str:
+    """How the names of all ranks' files of one checkpoint begin; nothing of another run begins so."""
+    return f"{header['step']}-{header.get('run', '')}_"
 
 
 def _file_inside(folder: Path, rank: int) -> Path:
@@ -253,11 +284,12 @@ def _check_whole(path: Path) -> None:
     trouble = trouble_with(path)
     if not trouble:
         return
-    aside = sorted(path.parent.glob(f".{path.name}.replaced-*"))
-    if aside and not path.exists():
+    asides = () if path.exists() else siblings(path, ".replaced-*")
+    whole = next((aside for aside in asides if not trouble_with(aside)), None)
+    if whole is not None:
         raise CheckpointError(
             f"checkpoint {str(path)!r} was being replaced when its run died. The one before is whole: rename "
-            f"{str(aside[-1])!r} to {path.name!r}."
+            f"{str(whole)!r} to {path.name!r}."
         )
     raise refusal(path, trouble, _earlier(path))
 
@@ -271,13 +303,30 @@ def _earlier(path: Path) -> Iterable[Path]:
 
 
 def _put_in_place(partial: Path, path: Path) -> None:
-    """Move a folder that is whole to its name; one that was there is put aside first, and removed last."""
-    aside = path.with_name(f".{path.name}.replaced-{secrets.token_hex(4)}")
+    """Move a folder that is whole to its name; what was there is put aside first, and removed last."""
+    before = path.with_name(f".{path.name}.replaced-{secrets.token_hex(4)}")
     replaced = path.exists() or path.is_symlink()
     if replaced:
-        path.rename(aside)
-    partial.rename(path)
-    if replaced and aside.is_dir() and not aside.is_symlink():
-        shutil.rmtree(aside)
-    elif replaced:
-        aside.unlink()
+        path.rename(before)
+    try:
+        partial.rename(path)
+    except OSError:
+        if replaced:
+            before.rename(path)
+        raise
+    for aside in siblings(path, ".replaced-*"):  # of a run that was killed, too
+        if aside.is_dir() and not aside.is_symlink():
+            shutil.rmtree(aside)
+        else:
+            aside.unlink()
+
+
+@contextlib.contextmanager
+def _removed_on_failure(folder: Path, *, here: bool) -> Iterator[None]:
+    """Remove a folder after an error that all ranks raise."""
+    try:
+        yield
+    except Exception:
+        if here:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise

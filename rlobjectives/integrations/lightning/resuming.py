@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,7 @@ class ResumableRollouts(_Base):
         guard = guard_checkpoints(self, self.trainer)
         if stage == "fit":
             self._stored, guard.has_begun = None, False
+            guard.run = self.trainer.strategy.broadcast(secrets.token_hex(4))
             if not guard.has_fitted:  # what another trainer has left is none of this one's business
                 self.unfinished, guard.has_fitted = None, True
             writes = self.trainer.is_global_zero or writes_folders(self.trainer.strategy)

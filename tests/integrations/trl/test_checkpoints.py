@@ -187,6 +187,21 @@ def test_a_full_disk_is_an_error_and_leaves_the_checkpoint_before(tmp_path: Path
     assert checkpoint_files.trouble_with(tmp_path / "checkpoint-2") == ""
 
 
+def test_a_checkpoint_made_just_in_time_is_whole_once_transformers_has_made_it(
+    whole: tuple[Path, torch.Tensor], tmp_path: Path
+) -> None:
+    """Its own sign of an unfinished checkpoint lies in the folder meanwhile, and is removed after the marker is written."""
+    just_in_time = pytest.importorskip("transformers.trainer_jit_checkpoint")
+    shutil.copytree(whole[0] / "checkpoint-2", tmp_path / "checkpoint-2")
+    stopped = build(tmp_path, max_steps=2)
+    stopped.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    just_in_time.CheckpointManager(stopped).execute_jit_checkpoint()
+    assert checkpoint_files.trouble_with(tmp_path / "checkpoint-2") == ""
+    (tmp_path / "checkpoint-2" / MARKER).unlink()
+    (tmp_path / "checkpoint-2" / "checkpoint-is-incomplete.txt").write_text("in progress")
+    assert "is only half there" in checkpoint_files.trouble_with(tmp_path / "checkpoint-2")
+
+
 def test_an_output_folder_that_cannot_be_written_is_found_at_set_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
