@@ -7,7 +7,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import Checkpoint
@@ -17,6 +17,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from rlobjectives.errors import CheckpointError
 from rlobjectives.integrations.lightning.checkpoint_io import is_local
 from rlobjectives.integrations.lightning.checkpoints import guard_checkpoints, writes_folders
+from rlobjectives.integrations.lightning.contradictions import refuse_contradictions
+from rlobjectives.integrations.lightning.ending import EndTogether
 from rlobjectives.integrations.lightning.files import check_folders
 from rlobjectives.integrations.lightning.randomness import base_seed
 from rlobjectives.integrations.lightning.unfinished import UnfinishedRollout
@@ -77,6 +79,7 @@ class ResumableRollouts(_Base):
         """
         super().setup(stage)
         guard = guard_checkpoints(self, self.trainer)
+        self._add_missing(stage)
         if stage == "fit":
             self._stored, guard.has_begun = None, False
             if not guard.has_fitted:  # what another trainer has left is none of this one's business
@@ -85,11 +88,23 @@ class ResumableRollouts(_Base):
             for who, folders in _folders(self.trainer).items():
                 check_folders(who, folders, writes=writes)
 
-    def configure_callbacks(self) -> Sequence[Callback] | Callback:
-        """Add the callback that takes the steps that are left of a rollout."""
+    def configure_callbacks(self) -> Sequence[Callback]:
+        """Refuse trainer options that contradict manual optimization; take the steps left of a rollout; end together."""
+        refuse_contradictions(self.trainer)
         guard_checkpoints(self, self.trainer)
         found = super().configure_callbacks()
-        return [*(found if isinstance(found, Sequence) else [found]), _FinishRollout()]
+        return [*(found if isinstance(found, Sequence) else [found]), _FinishRollout(), EndTogether()]
+
+    def _add_missing(self, stage: str) -> None:
+        """Do what `configure_callbacks` did not, in a module that overrides it without ``super()``."""
+        refuse_contradictions(self.trainer)
+        callbacks: list[Callback] = cast("Any", self.trainer).callbacks
+        for kind in (_FinishRollout, EndTogether):
+            if not any(isinstance(one, kind) for one in callbacks):
+                added = kind()
+                added.setup(self.trainer, self, stage)  # those of the other callbacks have run
+                checkpoints = [place for place, one in enumerate(callbacks) if isinstance(one, Checkpoint)]
+                callbacks.insert(min(checkpoints, default=len(callbacks)), added)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save how many rollouts were made, the seed they derive from, and what is left of the last one."""
