@@ -301,7 +301,8 @@ class ObjectiveMixin(ResumableRollouts, _Base):
         Also writes the clipping value where DeepSpeed reads it.
 
         Raises:
-            CapabilityError: If the objective does not fit; on all ranks, `RankError` on those where it does.
+            CapabilityError: If the objective does not fit, or a folder of a checkpoint callback, a logger or one of
+                this library's callbacks cannot be written; on all ranks, `RankError` on those where it does.
             RankError: If ranks were given different options, naming them.
         """
         super().setup(stage)
