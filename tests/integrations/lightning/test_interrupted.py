@@ -81,6 +81,30 @@ def test_a_checkpoint_from_inside_an_optimizer_step_is_refused(tmp_path: Path) -
         )
 
 
+def test_a_step_that_was_refused_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The norm of a gradient is looked at after the losses: what they reported comes again with the step."""
+    whole = Failing(seed=3)
+    trainer(max_steps=4).fit(whole, DataLoader(torch.arange(4)))
+    broken = Failing(seed=3)
+
+    def refuse(*_: Any) -> None:
+        if broken.trainer.global_step == 1:
+            raise ArithmeticError
+
+    monkeypatch.setattr("rlobjectives.integrations.lightning.engine._check_norm", refuse)
+    with pytest.raises(ArithmeticError):
+        trainer(max_steps=4, callbacks=[OnExceptionCheckpoint(tmp_path)]).fit(
+            broken, DataLoader(torch.arange(4))
+        )
+    monkeypatch.undo()
+    again = Failing()
+    trainer(max_steps=4).fit(again, DataLoader(torch.arange(4)), ckpt_path=tmp_path / "on_exception.ckpt")
+    expected, found = (module.trace[-1]["metrics"] for module in (whole, again))
+    assert {name: one for name, one in found.items() if not name.startswith("time/")} == {
+        name: one for name, one in expected.items() if not name.startswith("time/")
+    }
+
+
 def test_an_error_before_training_writes_over_no_checkpoint(tmp_path: Path) -> None:
     """Lightning saves after every error, also that of a checkpoint which was refused: the weights are fresh then."""
     broken = trainer(max_steps=8, callbacks=[OnExceptionCheckpoint(tmp_path)])
