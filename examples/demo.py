@@ -123,7 +123,7 @@ def main() -> None:
     train(options.seed, options.steps)
     summary = summarize(time.perf_counter() - started)
 
-    from rlobjectives.integrations.lightning.files import write_text
+    from rlobjectives.integrations.whole_files import write_text
 
     write_text(RUN / "summary.json", json.dumps(summary, indent=2) + "\n")
     print(f"\n{report(summary)}")

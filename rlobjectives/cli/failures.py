@@ -26,7 +26,7 @@ __all__ = ["DEBUG", "ConfigurationError", "one_message", "reported"]
 
 DEBUG = "RLOBJECTIVES_DEBUG"
 """Environment variable: set to 1, every error keeps its traceback."""
-_KNOWN = (RLObjectivesError, MisconfigurationException, OSError)
+_OURS = (RLObjectivesError, MisconfigurationException)
 _CLEAR = (ValueError, TypeError, ImportError)  # raised on purpose, with a sentence
 _WRONG_OPTIONS = (CapabilityError, MissingColumnError, UnknownAlgorithmError, MisconfigurationException)
 
@@ -64,12 +64,15 @@ def one_message(place: str = "") -> Iterator[None]:
     except Exception as error:
         # jsonargparse raises errors of its own from those of a constructor.
         for cause in _chain(error):
-            if isinstance(cause, _KNOWN):
+            if isinstance(cause, _OURS):
                 raise ConfigurationError(shortened(f"{prefix}{cause}")) from error
         # Without this function and the place of the `with` itself, where every traceback begins.
         frames = [*_frames(error)[2:], *(frame for one in [*_chain(error)][1:] for frame in _frames(one))]
         if any(_is_own(frame.filename) for frame in frames):
             raise
+        for cause in _chain(error):
+            if isinstance(cause, OSError):
+                raise ConfigurationError(shortened(f"{prefix}{cause}")) from error
         if isinstance(error, UnicodeDecodeError):
             raise ConfigurationError(f"{prefix}the file is not UTF-8: {error}.") from error
         kind = "" if isinstance(error, _CLEAR) else f"{type(error).__name__}: "
@@ -88,18 +91,17 @@ def reported(error: Exception) -> int | None:
         The exit status: 2 for a wrong configuration, 1 for what this library found wrong in a run. None, and nothing
         is printed, for any other error, and for all of them where `DEBUG` is set.
     """
-    if os.environ.get(DEBUG, "0") not in ("", "0") or not isinstance(
-        error, (RLObjectivesError, MisconfigurationException)
-    ):
+    if os.environ.get(DEBUG, "0") not in ("", "0") or not isinstance(error, _OURS):
         return None
     print(f"rlobjectives: error: {shortened(str(error))}", file=sys.stderr)
     return 2 if isinstance(error, (ConfigurationError, *_WRONG_OPTIONS)) else 1
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what led to it, as far as a traceback shows it."""
     while error is not None:
         yield error
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _frames(error: BaseException) -> traceback.StackSummary:

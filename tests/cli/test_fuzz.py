@@ -394,6 +394,39 @@ def test_an_error_of_the_users_own_code_keeps_its_traceback(monkeypatch: pytest.
         json.loads("")
 
 
+def test_a_file_that_is_missing_does_not_hide_the_error_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.cli import project
+
+    def falls_back(*_: Any, **__: Any) -> None:
+        try:
+            Path("cache.json").read_text()
+        except OSError:
+            raise ZeroDivisionError("in the fallback")  # noqa: B904  # with the context, as a bug has it
+
+    def gives_up(*_: Any, **__: Any) -> None:
+        try:
+            Path("cache.json").read_text()
+        except OSError:
+            raise ValueError("no cache.json, and no data") from None
+
+    for broken, kind in ((falls_back, ZeroDivisionError), (gives_up, ValueError)):
+        monkeypatch.setattr(project.CountingData, "__init__", broken)
+        with pytest.raises(kind), one_message():
+            project.CountingData()
+
+
+def test_a_context_that_is_suppressed_gives_no_message() -> None:
+    """jsonargparse, for one, replaces the errors of its attempts by one that says what is wrong."""
+
+    installed: dict[str, Any] = {}
+    source = "def parse():\n try:\n  open('missing.json')\n except OSError:\n  raise TypeError('names no class') from None"
+    exec(compile(source, "<parser>", "exec"), installed)
+    with pytest.raises(ConfigurationError, match="names no class"), one_message():
+        installed["parse"]()
+    with pytest.raises(ConfigurationError, match="missing.json"), one_message():
+        exec(compile("open('missing.json')", "<parser>", "exec"), installed)
+
+
 def test_this_library_s_errors_in_a_run_need_no_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

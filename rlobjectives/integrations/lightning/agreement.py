@@ -9,6 +9,7 @@ from typing import Any
 
 from rlobjectives.descriptions import described
 from rlobjectives.distributed import Fault, check_agreement
+from rlobjectives.integrations.lightning.files import refuse_folders
 from rlobjectives.integrations.lightning.randomness import base_seed
 
 __all__ = ["check_run", "given_options", "optimizer_options", "run_options"]
@@ -55,18 +56,19 @@ def given_options(instance: object, frame: FrameType | None) -> dict[str, str]:
 
 
 def check_run(module: Any) -> None:
-    """Check a module's objective, and its options against those of all other ranks. One exchange.
+    """Check a module's objective and folders, and its options against those of all other ranks. One exchange.
 
     Args:
         module: An `ObjectiveMixin` attached to a trainer, at set-up.
 
     Raises:
-        CapabilityError: If the objective does not fit; `RankError` on ranks where it does.
+        CapabilityError: If the objective does not fit, or a folder cannot be written; `RankError` on other ranks.
         RankError: If ranks were given different options.
     """
     fault, options = Fault(), dict[str, object]()
     with fault.guard():
         module.check_objective(getattr(module.trainer, "datamodule", None))
+        refuse_folders(module.trainer)
         options = run_options(module)
     check_agreement(options, fault=fault)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -14,8 +13,7 @@ from rlobjectives.distributed import Communicator, check_agreement, ends_togethe
 from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.emptiness import refuse_emptiness
 from rlobjectives.integrations.lightning.agreement import check_run, given_options, optimizer_options
-from rlobjectives.integrations.lightning.contradictions import refuse_contradictions, refuse_metric_schedulers
-from rlobjectives.integrations.lightning.ending import EndTogether
+from rlobjectives.integrations.lightning.contradictions import refuse_metric_schedulers
 from rlobjectives.integrations.lightning.engine import Engine, configure, make_engine
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.forward_state import dropouts, forward_side_effects
@@ -30,7 +28,7 @@ from rlobjectives.objective import Objective
 from rlobjectives.rollouts import Rollouts
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback, LightningModule
+    from lightning.pytorch import LightningModule
     from lightning.pytorch.core.optimizer import LightningOptimizer
 
     _Base = LightningModule
@@ -297,19 +295,14 @@ class ObjectiveMixin(ResumableRollouts, _Base):
         refuse_emptiness(self._empty_rollouts, self.max_empty_rollouts, "the run would never reach max_steps")
         self.log_dict(metrics, batch_size=1)
 
-    def configure_callbacks(self) -> Sequence[Callback]:
-        """Refuse trainer options that contradict manual optimization, and let all ranks end together."""
-        refuse_contradictions(self.trainer)
-        own = super().configure_callbacks()
-        return [*(own if isinstance(own, Sequence) else [own]), EndTogether()]
-
     def setup(self, stage: str) -> None:
         """Check the objective against the trainer and all options against those of the other ranks, in one exchange.
 
         Also writes the clipping value where DeepSpeed reads it.
 
         Raises:
-            CapabilityError: If the objective does not fit; on all ranks, `RankError` on those where it does.
+            CapabilityError: If the objective does not fit, or a folder of a checkpoint callback, a logger or one of
+                this library's callbacks cannot be written; on all ranks, `RankError` on those where it does.
             RankError: If ranks were given different options, naming them.
         """
         super().setup(stage)
@@ -341,6 +334,11 @@ class ObjectiveMixin(ResumableRollouts, _Base):
     def _ready(self) -> Engine:
         """What can only be looked at once the strategy is set up; done at the first step."""
         if self._engine is None:
+            if self._termination is None:
+                raise CapabilityError(
+                    f"{type(self).__name__} overrides setup without calling super().setup(stage), so nothing has been "
+                    "checked and no checkpoint can be resumed. Add that call."
+                )
             self.single_optimizer()
             refuse_metric_schedulers(self.trainer)
             if self.disable_dropout:

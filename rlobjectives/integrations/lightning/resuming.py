@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import Checkpoint
@@ -16,9 +14,9 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
 
 from rlobjectives.errors import CheckpointError
-from rlobjectives.integrations.lightning.checkpoint_io import is_local
-from rlobjectives.integrations.lightning.checkpoints import guard_checkpoints, writes_folders
-from rlobjectives.integrations.lightning.files import check_folders
+from rlobjectives.integrations.lightning.checkpoints import guard_checkpoints
+from rlobjectives.integrations.lightning.contradictions import refuse_contradictions
+from rlobjectives.integrations.lightning.ending import EndTogether
 from rlobjectives.integrations.lightning.randomness import base_seed
 from rlobjectives.integrations.lightning.unfinished import UnfinishedRollout
 from rlobjectives.objective import Objective
@@ -71,27 +69,33 @@ class ResumableRollouts(_Base):
     # What Lightning calls.
 
     def setup(self, stage: str) -> None:
-        """Have checkpoints written whole and verified, and find folders that cannot be written.
-
-        Raises:
-            CapabilityError: If a checkpoint callback or a logger has a folder that cannot be written.
-        """
+        """Have checkpoints written whole and verified."""
         super().setup(stage)
         guard = guard_checkpoints(self, self.trainer)
+        self._add_missing(stage)
         if stage == "fit":
             self._stored, guard.has_begun = None, False
             guard.run = self.trainer.strategy.broadcast(secrets.token_hex(4))
             if not guard.has_fitted:  # what another trainer has left is none of this one's business
                 self.unfinished, guard.has_fitted = None, True
-            writes = self.trainer.is_global_zero or writes_folders(self.trainer.strategy)
-            for who, folders in _folders(self.trainer).items():
-                check_folders(who, folders, writes=writes)
 
-    def configure_callbacks(self) -> Sequence[Callback] | Callback:
-        """Add the callback that takes the steps that are left of a rollout."""
+    def configure_callbacks(self) -> Sequence[Callback]:
+        """Refuse trainer options that contradict manual optimization; take the steps left of a rollout; end together."""
+        refuse_contradictions(self.trainer)
         guard_checkpoints(self, self.trainer)
         found = super().configure_callbacks()
-        return [*(found if isinstance(found, Sequence) else [found]), _FinishRollout()]
+        return [*(found if isinstance(found, Sequence) else [found]), _FinishRollout(), EndTogether()]
+
+    def _add_missing(self, stage: str) -> None:
+        """Do what `configure_callbacks` did not, in a module that overrides it without ``super()``."""
+        refuse_contradictions(self.trainer)
+        callbacks: list[Callback] = cast("Any", self.trainer).callbacks
+        for kind in (_FinishRollout, EndTogether):
+            if not any(isinstance(one, kind) for one in callbacks):
+                added = kind()
+                added.setup(self.trainer, self, stage)  # those of the other callbacks have run
+                checkpoints = [place for place, one in enumerate(callbacks) if isinstance(one, Checkpoint)]
+                callbacks.insert(min(checkpoints, default=len(callbacks)), added)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save how many rollouts were made, the seed they derive from, and what is left of the last one."""
@@ -185,17 +189,3 @@ class _FinishRollout(Callback):
                 f"epoch counts as over. Raise max_epochs (now {trainer.max_epochs}) to take them.",
                 stacklevel=2,
             )
-
-
-def _folders(trainer: Any) -> dict[str, list[Path]]:
-    """Where the trainer will write on this machine, by who does."""
-    found: dict[str, list[Any]] = {}
-    for callback in trainer.callbacks:
-        if isinstance(callback, Checkpoint):
-            found.setdefault(type(callback).__name__, []).append(getattr(callback, "dirpath", None))
-    for logger in trainer.loggers:
-        found.setdefault(type(logger).__name__, []).append(logger.log_dir or logger.save_dir)
-    return {
-        who: [Path(os.fspath(folder)) for folder in folders if folder and is_local(folder)]
-        for who, folders in found.items()
-    }

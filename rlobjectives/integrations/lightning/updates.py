@@ -75,8 +75,9 @@ class Updates:
             self._accumulate(window, *pair, last=position == window.micro_batches - 1)
             for position, pair in enumerate(self._padded(window, share, micro_batches, estimate))
         ]
-        self._report(window.summarize(outputs))
+        report = window.summarize(outputs)
         norm = self._step()
+        self._report(report)  # not before: a step that is refused comes again after a resume
         self.module.step_schedulers()
         self.metrics.report(
             {self.norm_name: Mean.of(norm.reshape(1)), "optim/skipped_fraction": Mean.of(torch.zeros(1))},

@@ -11,7 +11,9 @@ from typing import Any
 
 import transformers.trainer
 
-from rlobjectives.errors import CheckpointError
+from rlobjectives.distributed import Communicator, raised_together
+from rlobjectives.distributed.faults import in_words
+from rlobjectives.errors import CheckpointError, RLObjectivesError
 from rlobjectives.integrations.checkpoint_files import MARKER, begin, finish, refusal, trouble_with
 from rlobjectives.integrations.trl.together import raise_together, said_by_ranks
 from rlobjectives.integrations.whole_files import probe
@@ -54,7 +56,7 @@ def written_whole(trainer: Any, folder: Path) -> Iterator[None]:
         folder: The checkpoint.
 
     Raises:
-        CheckpointError: On all ranks, if one of them cannot write. Older checkpoints are untouched.
+        CheckpointError: If this rank cannot write; the others raise a `RankError`. Older checkpoints are untouched.
     """
     args = trainer.args
     with _together(folder):
@@ -64,7 +66,7 @@ def written_whole(trainer: Any, folder: Path) -> Iterator[None]:
     args.save_total_limit, args.push_to_hub = None, False  # both come after the marker
     meets = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or trainer.state.best_global_step
     try:
-        with _together(folder, alone=bool(meets) and args.world_size > 1):
+        with _together(folder, collectives_inside=bool(meets) and args.world_size > 1):
             yield
     finally:
         args.save_total_limit, args.push_to_hub = kept
@@ -130,29 +132,21 @@ def _verdict(trainer: Any, path: Path) -> str:
 
 
 @contextmanager
-def _together(folder: Path, *, alone: bool = False) -> Iterator[None]:
-    """What goes wrong while writing on one rank is raised on all of them.
-
-    ``alone``: the others may be waiting inside, where they only hear of this rank's end.
-    """
-    trouble, cause = "", None
-    try:
-        yield
-    except Exception as error:  # whatever it is, the other ranks must hear of it
-        if alone:
+def _together(folder: Path, *, collectives_inside: bool = False) -> Iterator[None]:
+    """What goes wrong while writing on one rank ends all of them; it is named where only this rank can have failed."""
+    with raised_together(Communicator.world(), collectives_inside=collectives_inside):
+        try:
+            yield
+        except RLObjectivesError:
             raise
-        text = " ".join(str(error).split()) or type(error).__name__
-        trouble, cause = f"{type(error).__name__}: {text[:300]}", error
-    everywhere = said_by_ranks(trouble)
-    found = next(((rank, said) for rank, said in enumerate(everywhere) if said), None)
-    if found is None:
-        return
-    who = f"rank {found[0]}: " if len(everywhere) > 1 else ""
-    tail = f" Raised on all {len(everywhere)} ranks." if len(everywhere) > 1 else ""
-    raise CheckpointError(
-        f"{who}checkpoint {str(folder)!r} could not be written: {found[1]}. Older checkpoints are untouched. Free space, or "
-        f"give an output_dir that can be written.{tail}"
-    ) from cause
+        except Exception as error:
+            if collectives_inside:  # perhaps that another rank is gone
+                raise
+            text = " ".join(in_words(error).split())[:300]
+            raise CheckpointError(
+                f"checkpoint {str(folder)!r} could not be written: {text}. Older checkpoints are untouched. Free space, "
+                "or give an output_dir that can be written."
+            ) from error
 
 
 def _first_here(args: Any) -> bool:

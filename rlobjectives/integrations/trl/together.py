@@ -7,6 +7,7 @@ from typing import TypeVar
 from accelerate.utils import gather_object
 
 from rlobjectives.distributed import Communicator, raised_together
+from rlobjectives.distributed.ending import translated
 from rlobjectives.errors import CapabilityError
 
 __all__ = ["raise_together", "said_by_ranks"]
@@ -19,8 +20,12 @@ def said_by_ranks(mine: T) -> list[T]:
 
     Args:
         mine: Plain data.
+
+    Raises:
+        RankError: If another rank has stopped, with its words.
     """
-    found: list[T] = gather_object([mine])
+    with translated(Communicator.world()):
+        found: list[T] = gather_object([mine])
     return found
 
 

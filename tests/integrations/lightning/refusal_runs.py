@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import DataLoader
 
 from rlobjectives import Objective, ReMax, RLObjectivesError
 from rlobjectives.integrations.lightning import Experience, PromptDataModule
 from rlobjectives.integrations.lightning.callbacks import SaveCompletions
 from tests.integrations.lightning.runs import fit, make_strategy, uneven
 from tests.integrations.lightning.small_model import ROWS, long_answer, policy
+from tests.integrations.lightning.toy import ToyPolicy
 from tests.integrations.lightning.toy_critic import ToyAgent, cut_off
 
 ONE_TOO_LONG = [{"prompt": prompt, "answer": "0"} for prompt in ("1+1=", "12+34-56+78=")]
@@ -27,6 +31,32 @@ def refused(folder: str, unwritable: str) -> dict[str, str]:
         "validation": _validation_error(folder),
         "truncated": _cut_on_one_rank(),
     }
+
+
+def own_lists(folder: str, unwritable: str) -> dict[str, Any]:
+    """What rank 0 alone writes: a log and completions, which go first where it can write, then where it cannot."""
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    for name, place in (("written", folder), ("refused", unwritable)):
+        first = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0
+        trainer = Trainer(
+            strategy="ddp",
+            accelerator="cpu",
+            devices=2,
+            max_steps=1,
+            log_every_n_steps=1,
+            logger=CSVLogger(folder, name=name) if first else False,
+            callbacks=[SaveCompletions(place)] if first else [],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        try:
+            trainer.fit(ToyPolicy(uneven), DataLoader(torch.arange(2)))
+            found[name] = trainer.global_step
+        except RLObjectivesError as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
 
 
 def refused_samples(folder: str, strategies: tuple[str, ...]) -> dict[str, dict[str, str]]:

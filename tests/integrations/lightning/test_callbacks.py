@@ -16,7 +16,7 @@ from rlobjectives.integrations.lightning import (
     SaveCompletions,
     Transcript,
 )
-from rlobjectives.integrations.lightning.files import replacing, write_text
+from rlobjectives.integrations.whole_files import replacing, write_text
 
 METRICS = {
     "reward/correct/mean": 0.25,

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from torch.utils.data import DataLoader
 
-from rlobjectives import CheckpointError, Objective
+from rlobjectives import CapabilityError, CheckpointError, Objective
 from rlobjectives.integrations.lightning import Experience, PromptDataModule
 from tests.integrations.lightning.quiet import trainer, weights
 from tests.integrations.lightning.runs import SEVERAL, Watched, fit, sampled
@@ -79,6 +79,30 @@ def test_a_checkpoint_from_inside_an_optimizer_step_is_refused(tmp_path: Path) -
         trainer(max_steps=8).fit(
             Failing(), DataLoader(torch.arange(4)), ckpt_path=tmp_path / "on_exception.ckpt"
         )
+
+
+def test_a_step_that_was_refused_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The norm of a gradient is looked at after the losses: what they reported comes again with the step."""
+    whole = Failing(seed=3)
+    trainer(max_steps=4).fit(whole, DataLoader(torch.arange(4)))
+    broken = Failing(seed=3)
+
+    def refuse(*_: Any) -> None:
+        if broken.trainer.global_step == 1:
+            raise ArithmeticError
+
+    monkeypatch.setattr("rlobjectives.integrations.lightning.engine._check_norm", refuse)
+    with pytest.raises(ArithmeticError):
+        trainer(max_steps=4, callbacks=[OnExceptionCheckpoint(tmp_path)]).fit(
+            broken, DataLoader(torch.arange(4))
+        )
+    monkeypatch.undo()
+    again = Failing()
+    trainer(max_steps=4).fit(again, DataLoader(torch.arange(4)), ckpt_path=tmp_path / "on_exception.ckpt")
+    expected, found = (module.trace[-1]["metrics"] for module in (whole, again))
+    assert {name: one for name, one in found.items() if not name.startswith("time/")} == {
+        name: one for name, one in expected.items() if not name.startswith("time/")
+    }
 
 
 def test_an_error_before_training_writes_over_no_checkpoint(tmp_path: Path) -> None:
@@ -153,6 +177,50 @@ def test_an_epoch_that_is_over_is_said_to_leave_steps_behind(tmp_path: Path) -> 
     stopped.save_checkpoint(tmp_path / "after.ckpt")
     with pytest.warns(UserWarning, match="ended without taking the optimizer steps that are left"):
         trainer(max_steps=8).fit(Watched(), DataLoader(torch.arange(4)), ckpt_path=tmp_path / "after.ckpt")
+
+
+# Modules that override a hook of Lightning, which calls nothing of LightningModule, without ``super()``.
+
+
+class OwnCallbacks(Failing):
+    """Adds a callback, and forgets those of the classes before."""
+
+    def configure_callbacks(self) -> list[Callback]:
+        return [Callback()]
+
+
+def test_a_module_that_forgets_the_callbacks_before_it_goes_on_all_the_same(tmp_path: Path) -> None:
+    whole = OwnCallbacks(seed=3)
+    trainer(max_steps=8).fit(whole, DataLoader(torch.arange(4)))
+    broken = trainer(max_steps=8, callbacks=[OnExceptionCheckpoint(tmp_path)])
+    with pytest.raises(ArithmeticError):
+        broken.fit(OwnCallbacks("score", 2, seed=3), DataLoader(torch.arange(4)))
+    again = OwnCallbacks()
+    resumed = trainer(max_steps=8, callbacks=[OnExceptionCheckpoint(tmp_path / "more")])
+    resumed.fit(again, DataLoader(torch.arange(4)), ckpt_path=tmp_path / "on_exception.ckpt")
+    assert torch.equal(weights(whole), weights(again))
+    kinds = [type(one).__name__ for one in resumed.callbacks]
+    assert kinds[-3:] == ["_FinishRollout", "EndTogether", "OnExceptionCheckpoint"]
+    resumed.fit_loop.epoch_loop.max_steps = 9
+    resumed.fit(again, DataLoader(torch.arange(4)))
+    assert [type(one).__name__ for one in resumed.callbacks].count("EndTogether") == 1
+
+
+def test_options_are_refused_where_the_callbacks_before_are_forgotten() -> None:
+    with pytest.raises(CapabilityError, match="needs loss scaling"):
+        trainer(precision="16-true").fit(OwnCallbacks(), DataLoader(torch.arange(4)))
+
+
+class OwnSetup(ToyPolicy):
+    """Prepares something, and forgets the set-up of the classes before."""
+
+    def setup(self, stage: str) -> None:
+        self.prepared = stage
+
+
+def test_a_module_that_forgets_the_setup_before_it_is_refused() -> None:
+    with pytest.raises(CapabilityError, match=r"OwnSetup overrides setup without calling super\(\)\.setup"):
+        trainer(max_steps=2).fit(OwnSetup(sampled, **SEVERAL), DataLoader(torch.arange(4)))
 
 
 # Prompts.

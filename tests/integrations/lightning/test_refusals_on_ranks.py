@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integrations.lightning.refusal_runs import refused, refused_samples
+from tests.integrations.lightning.refusal_runs import own_lists, refused, refused_samples
 from tests.integrations.lightning.small_model import save_small_model
 from tests.ranks import run_ranks
 
@@ -23,6 +23,19 @@ def test_both_ranks_stop(tmp_path):
     assert second["validation"] == "ValueError: no verifier here after 3 transcripts"
     assert first["truncated"].startswith("RankError")
     assert second["truncated"].startswith("MissingColumnError: bootstrap_truncated reads truncated")
+
+
+def test_only_one_rank_has_a_logger(tmp_path):
+    """Loggers and callbacks that only write are often given to rank 0 alone: ranks need not have the same lists."""
+    (tmp_path / "file").write_text("in the way")
+    place = str(tmp_path / "file" / "deeper")
+    first, second = run_ranks(own_lists, 2, str(tmp_path / "runs"), place, timeout=120, fresh=True)
+    assert first["written"] == second["written"] == 1
+    assert [one.name for one in (tmp_path / "runs" / "written").iterdir()] == ["version_0"]
+    assert first["refused"].startswith("CapabilityError: SaveCompletions cannot write to"), first
+    assert second["refused"].startswith("RankError: rank 0 stopped with CapabilityError: SaveCompletions"), (
+        second
+    )
 
 
 @pytest.mark.parametrize("strategies", [("ddp", "fsdp2"), ("zero3",)])

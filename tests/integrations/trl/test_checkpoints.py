@@ -20,13 +20,14 @@ import shutil
 import torch
 from transformers import Trainer
 
-from rlobjectives import CapabilityError, CheckpointError
+from rlobjectives import CapabilityError, CheckpointError, RLObjectivesError
 from rlobjectives.integrations import checkpoint_files
 from rlobjectives.integrations.checkpoint_files import BEGUN, MARKER
 from rlobjectives.integrations.trl import checkpoint_folder, mixin
 from tests.integrations.damage import cut, empty, flip_a_bit, overwrite_with_text
 from tests.integrations.trl import tiny
 from tests.integrations.trl.test_resume import build
+from tests.ranks import run_ranks
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -81,6 +82,7 @@ _KILLED = """
 import os, signal, sys
 from rlobjectives.integrations.trl import checkpoint_folder
 from tests.integrations.trl.test_resume import build
+from tests.ranks import run_ranks
 from pathlib import Path
 finish = checkpoint_folder.finish
 def finished(folder, **options):
@@ -200,6 +202,21 @@ def test_a_checkpoint_made_just_in_time_is_whole_once_transformers_has_made_it(
     (tmp_path / "checkpoint-2" / MARKER).unlink()
     (tmp_path / "checkpoint-2" / "checkpoint-is-incomplete.txt").write_text("in progress")
     assert "is only half there" in checkpoint_files.trouble_with(tmp_path / "checkpoint-2")
+
+
+def one_full_disk(folder: str) -> str:
+    """The error of writing a checkpoint where only rank 1 has no space, and what rank 0 hears of it."""
+    with pytest.raises(RLObjectivesError) as error, checkpoint_folder._together(Path(folder)):
+        if torch.distributed.get_rank() == 1:
+            raise OSError(28, "No space left on device")
+    return f"{error.type.__name__}: {error.value}"
+
+
+def test_a_full_disk_of_one_rank_is_told_to_the_others(tmp_path: Path) -> None:
+    """With its own error where it happened, as everywhere else."""
+    first, second = run_ranks(one_full_disk, 2, str(tmp_path), timeout=120)
+    assert first.startswith("RankError: rank 1 stopped with CheckpointError: checkpoint"), first
+    assert second.startswith("CheckpointError: checkpoint") and "No space left on device" in second
 
 
 def test_an_output_folder_that_cannot_be_written_is_found_at_set_up(

@@ -9,8 +9,9 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from rlobjectives.checks import check_positive_int
-from rlobjectives.integrations.lightning.files import check_folders, write_text
+from rlobjectives.integrations.lightning.files import check_folders
 from rlobjectives.integrations.lightning.transcript import Transcript
+from rlobjectives.integrations.whole_files import write_text
 
 __all__ = ["SaveCompletions"]
 
@@ -52,8 +53,12 @@ class SaveCompletions(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse a folder that cannot be written."""
-        del pl_module, stage
-        check_folders("SaveCompletions", [self._folder(trainer)], writes=trainer.is_global_zero)
+        writes = trainer.is_global_zero
+        check_folders("SaveCompletions", self.folders(trainer), writes=writes, module=pl_module, stage=stage)
+
+    def folders(self, trainer: Trainer) -> list[Path]:
+        """Where rank 0 will write."""
+        return [self._folder(trainer)]
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -45,8 +45,12 @@ class ExportModel(Callback):
                 "Leave critic_folder out, or use CausalLMActorCritic."
             )
         if stage == "fit":
-            folders = [self._folder(trainer), *([Path(self.critic_folder)] if self.critic_folder else [])]
-            check_folders("ExportModel", folders, writes=trainer.is_global_zero)
+            writes = trainer.is_global_zero
+            check_folders("ExportModel", self.folders(trainer), writes=writes, module=pl_module, stage=stage)
+
+    def folders(self, trainer: Trainer) -> list[Path]:
+        """Where rank 0 will write."""
+        return [self._folder(trainer), *([Path(self.critic_folder)] if self.critic_folder else [])]
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gather the weights on all ranks and write them on the first."""

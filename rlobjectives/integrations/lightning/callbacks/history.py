@@ -10,7 +10,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from rlobjectives.integrations.lightning.callbacks.curves import draw_curves
-from rlobjectives.integrations.lightning.files import check_folders, replacing, write_text
+from rlobjectives.integrations.lightning.files import check_folders
+from rlobjectives.integrations.whole_files import replacing, write_text
 
 __all__ = ["RunHistory"]
 
@@ -40,9 +41,13 @@ class RunHistory(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse a folder that cannot be written."""
-        del pl_module
         if stage == "fit":
-            check_folders("RunHistory", [self._folder(trainer)], writes=trainer.is_global_zero)
+            writes = trainer.is_global_zero
+            check_folders("RunHistory", self.folders(trainer), writes=writes, module=pl_module, stage=stage)
+
+    def folders(self, trainer: Trainer) -> list[Path]:
+        """Where rank 0 will write."""
+        return [self._folder(trainer)]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
