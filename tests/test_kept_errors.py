@@ -52,7 +52,7 @@ def test_statistics_that_do_not_fold_are_raised_by_the_exchange() -> None:
         for _ in range(2)
     ]
     broken = next(iter(outputs[0].metrics.values()))
-    vars(broken)["row"] = torch.zeros(7, dtype=torch.float64)
+    object.__setattr__(broken, "row", torch.zeros(7, dtype=torch.float64))
     before = communicator.exchanges
     with pytest.raises(RuntimeError, match="stack"):
         window.summarize(outputs, {"own": Sum.of(torch.ones(1))})
