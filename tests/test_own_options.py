@@ -44,7 +44,6 @@ class Weighted(RewardWeights, Estimator):
     """No check of its own beside that of the weights."""
 
     strict: bool = False
-    percent: InitVar[float] = 50.0
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         return torch.zeros(rollouts.num_sequences)
@@ -52,10 +51,11 @@ class Weighted(RewardWeights, Estimator):
 
 def test_arguments_and_fields_that_are_no_options() -> None:
     assert Derived(percent=20.0).label == "20 %"
+    assert Bare(percent=20.0) == Bare()
 
 
 @pytest.mark.parametrize("kind", [Derived, Bare, Weighted])
 def test_flags_are_checked_in_parts_of_any_make(kind: Any) -> None:
-    assert kind(strict=True, percent=20.0).strict
+    assert kind(strict=True).strict
     with pytest.raises(CapabilityError, match=f"strict of {kind.__name__} is 'no'"):
         kind(strict="no")

@@ -84,7 +84,8 @@ def summarize(
     if added is not None and fault.error is None:
         _stop_if_some_are_missing(given, added, communicator)
     collected: dict[str, list[Stat]] = {name: [] for name in objective.metric_kinds()}
-    kinds = {**{name: type(stat) for name, stat in extra.items()}, **objective.metric_kinds(), _SEEN: Mean}
+    kinds: dict[str, type[Stat]] = {name: type(stat) for name, stat in extra.items()}
+    kinds.update({**objective.metric_kinds(), _SEEN: Mean})
     collected[_SEEN] = []
     device = counts["tokens"].device
     merged: dict[str, Stat] = {
