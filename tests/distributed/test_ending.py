@@ -30,7 +30,7 @@ from rlobjectives import (
     WindowContext,
     ends_together,
 )
-from rlobjectives.distributed.ending import _lost
+from rlobjectives.distributed.ending import is_lost
 from tests.ranks import RankFailure, run_ranks
 
 LAYOUT = PaddedLayout(torch.ones(2, 3, dtype=torch.bool))
@@ -190,8 +190,8 @@ def test_ranks_that_share_sequences_do_not_wait_for_one_that_failed(where: str, 
     ],
 )
 def test_a_lost_peer_is_told_from_a_lost_connection_of_a_user(text: str, lost: bool) -> None:
-    assert _lost(RuntimeError(text)) is lost
-    assert not _lost(ValueError(text))
+    assert is_lost(RuntimeError(text)) is lost
+    assert not is_lost(ValueError(text))
 
 
 def gone(out: str, failing: int, stays: bool) -> str:

@@ -222,7 +222,7 @@ class PromptRollouts(_Base):
     def _ready(self) -> Engine:
         """Set up as ever, and before the first rollout test the model (`check_model`)."""
         first = self._engine is None
-        engine: Engine = super()._ready()  # type: ignore[misc]  # that of ObjectiveMixin
+        engine = super()._ready()
         if first and self.self_test:
             own = getattr(self.complete, "__func__", None) is PromptRollouts.complete
             check_policy(self, engine, samples=own)
