@@ -157,7 +157,7 @@ class TrainerFacts:
 
     def __post_init__(self) -> None:
         check_plain_options(self)
-        for name in ("num_generations", "updates_per_rollout", "context_parallel_size"):
+        for name in ("num_generations", "updates_per_rollout", "context_parallel_size", "window_sequences"):
             if (value := getattr(self, name)) is not None:
                 check_positive_int(name, value)
         for name, least in (
@@ -177,13 +177,13 @@ class TrainerFacts:
                 check_number(name, value, low=0.0, high=high)
         if self.top_p is not None:
             check_number("top_p", self.top_p, low=0.0, high=1.0)
-        effects = self.forward_side_effects
-        if effects is not None and (
-            not isinstance(effects, (tuple, list)) or not all(isinstance(one, str) for one in effects)
-        ):
-            raise CapabilityError(
-                f"forward_side_effects is {shown(effects)}; expected several texts, such as ('BatchNorm statistics',)."
-            )
+        for name, example in (("forward_side_effects", "BatchNorm statistics"), ("reward_names", "correct")):
+            texts = getattr(self, name)
+            listed = isinstance(texts, (tuple, list)) and all(isinstance(one, str) for one in texts)
+            if texts is not None and not listed:
+                raise CapabilityError(
+                    f"{name} is {shown(texts)}; expected several texts, such as ({example!r},)."
+                )
         if self.behavior_logprobs is not None:
             check_choice("behavior_logprobs", self.behavior_logprobs, ("sampled", "untruncated", "none"))
         if self.old_logprobs is not None:

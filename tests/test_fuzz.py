@@ -386,6 +386,11 @@ def fuzz(target: Callable[[random.Random, Failures], None], seed: int, count: in
     failures.settle()
 
 
+# What a window of one sequence says, which is no failure.
+small_windows = pytest.mark.filterwarnings("ignore:.*compares the sequences of an optimizer step:UserWarning")
+
+
+@small_windows
 @pytest.mark.parametrize(
     ("target", "count"), [(records, 1500), (options, 2500), (objectives, 800), (shapes, 700)]
 )
@@ -394,6 +399,7 @@ def test_every_failure_is_ours(target: Callable[..., None], count: int) -> None:
 
 
 @pytest.mark.long
+@small_windows
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_every_failure_is_ours_at_length(target: Callable[..., None], seed: int) -> None:

@@ -30,6 +30,8 @@ from tests.integrations.trl.test_resume import build
 from tests.ranks import run_ranks
 
 ROOT = Path(__file__).resolve().parents[3]
+# TRL reads it itself; what `pytest.warns` hands on has lost the name of its module, by which it is ignored elsewhere.
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 
 
 class KilledError(BaseException):

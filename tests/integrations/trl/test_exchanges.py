@@ -29,7 +29,7 @@ OBJECTIVES = {
     [("grpo", 2), ("gdpo", 2), ("p3o", 2), ("m2po", 4), ("dapo_entropy", 4), ("kl_cov", 5)],
 )
 def test_messages_of_a_step(name: str, messages: int, monkeypatch: Any) -> None:
-    """The opening of the window and its report, whatever the number of micro-batches."""
+    """The opening of the window and its report, whatever the number of micro-batches; before the first, the self-test."""
     config = ObjectiveConfig(
         **tiny.options(max_steps=3, gradient_accumulation_steps=2, per_device_train_batch_size=4)
     )
@@ -42,4 +42,4 @@ def test_messages_of_a_step(name: str, messages: int, monkeypatch: Any) -> None:
 
     monkeypatch.setattr(Communicator, "gather", counted)
     trained.train()
-    assert [at.count(step) for step in range(3)] == [messages] * 3
+    assert [at.count(step) for step in range(3)] == [messages + 1, messages, messages]
