@@ -45,6 +45,7 @@ CONTRACT: dict[str, tuple[str, ...]] = {
     "_save_checkpoint": ("model", "trial"),
     "_load_rng_state": ("checkpoint",),
     "_get_output_dir": ("trial",),
+    "_get_train_sampler": ("dataset",),
 }
 """Leading parameters (after ``self``) of every method the adapter overrides or calls."""
 
@@ -96,6 +97,8 @@ if TYPE_CHECKING:
         def _save_checkpoint(self, model: nn.Module, trial: Any) -> None: ...
         def _load_rng_state(self, checkpoint: str | None) -> None: ...
         def _get_output_dir(self, trial: Any) -> str: ...
+        def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any: ...
+        def add_callback(self, callback: Any) -> None: ...  # noqa: D102
 
 else:
     Host = object

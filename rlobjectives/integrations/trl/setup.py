@@ -10,12 +10,14 @@ import torch
 import transformers
 from transformers import Trainer
 from trl import GRPOConfig, RLOOConfig, RLOOTrainer
+from trl.trainer.utils import RepeatSampler
 
 from rlobjectives.capabilities import TrainerFacts, check
 from rlobjectives.checks import check_positive_int
 from rlobjectives.distributed import Fault, GradientScale, check_agreement
 from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.trl.agreement import run_options
+from rlobjectives.integrations.trl.epochs import EpochsDone
 from rlobjectives.integrations.trl.facts import (
     altered_sampling,
     inherited_sampling,
@@ -139,10 +141,18 @@ class SetupMixin(SamplingMixin):
         weights = self.objective.estimator.reward_weights(unique_names(self.reward_func_names))
         if weights is not None:
             self.reward_weights = torch.tensor(weights, dtype=torch.float32)
+        self._epochs_done = EpochsDone()
+        self.add_callback(self._epochs_done)
         fault = Fault()
         with fault.guard():
             self._check_model()
         check_agreement(run_options(self), fault=fault)
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's sampler; noted, because a resumed run must catch up with it."""
+        sampler = super()._get_train_sampler(*args, **kwargs)
+        self._epochs_done.sampler = sampler if isinstance(sampler, RepeatSampler) else None
+        return sampler
 
     def _check_model(self) -> None:
         dropout = largest_dropout(self.model)

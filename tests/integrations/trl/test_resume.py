@@ -69,6 +69,18 @@ def test_the_same_next_steps(folder: Path, step: int, tmp_path: Path) -> None:
     assert lost[step:] == losses(again)[-(6 - step) :]
 
 
+@pytest.mark.parametrize("step", [2, 3])
+def test_the_same_next_steps_in_the_second_epoch(step: int, tmp_path: Path) -> None:
+    """At its beginning and inside it: its prompts come in their own order, which is not that of the first."""
+    epochs = {"per_device_train_batch_size": 16, "steps_per_generation": 1, "num_iterations": 1, "max_steps": 5}
+    whole = build(tmp_path, **epochs)
+    whole.train()
+    again = build(tmp_path, save_strategy="no", **epochs)
+    again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+    assert whole.state.epoch == 2.5
+    assert torch.equal(tiny.parameters(whole), tiny.parameters(again))
+
+
 class SavesBeforeTheOptimizer(TrainerCallback):
     """As `enable_jit_checkpoint` does when the machine is about to be taken away."""
 
