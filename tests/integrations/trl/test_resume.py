@@ -72,7 +72,12 @@ def test_the_same_next_steps(folder: Path, step: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", [2, 3])
 def test_the_same_next_steps_in_the_second_epoch(step: int, tmp_path: Path) -> None:
     """At its beginning and inside it: its prompts come in their own order, which is not that of the first."""
-    epochs = {"per_device_train_batch_size": 16, "steps_per_generation": 1, "num_iterations": 1, "max_steps": 5}
+    epochs = {
+        "per_device_train_batch_size": 16,
+        "steps_per_generation": 1,
+        "num_iterations": 1,
+        "max_steps": 5,
+    }
     whole = build(tmp_path, **epochs)
     whole.train()
     again = build(tmp_path, save_strategy="no", **epochs)
