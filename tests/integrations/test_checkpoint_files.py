@@ -83,5 +83,5 @@ def test_a_folder_with_nothing_in_it_is_not_marked_whole(made: bool, marks: obje
     if made:
         folder.mkdir()
     with pytest.raises(FileNotFoundError, match="holds no file"):
-        marks(folder)  # type: ignore[operator]
+        marks(folder)
     assert folder.exists() == made
