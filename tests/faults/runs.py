@@ -127,6 +127,8 @@ class Runner:
             self.server.wait(10.0)
         self.server.kill()
         self.server.wait()
+        assert self.server.stdout is not None
+        self.server.stdout.close()
 
     def run(self, host: Host, logs: Path, saves: Path, **options: Any) -> Run:
         """Run a host's program on all its ranks and wait until all have ended, or have been ended at the limit."""

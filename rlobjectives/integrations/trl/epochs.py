@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
 
@@ -39,7 +40,7 @@ class ResumableSampler(Sampler[Any]):
         if not self._begun:
             self._begun = True
             for _ in range(self._epochs()):
-                next(iter(self.sampler), None)  # draws the whole epoch's order
+                deque(self.sampler, maxlen=0)  # to its end: a sampler may draw at any place
         return iter(self.sampler)
 
     def __len__(self) -> int:
