@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 
 import pytest
 
@@ -86,5 +87,5 @@ def test_the_page_is_what_the_tool_writes():
         for line in section.splitlines():
             if line.startswith("| exception "):  # every rank says why it stops
                 assert line.count("ZeroDivisionError: nothing works") == host.ranks, line
-            assert "hang" not in line, line
+            assert not re.search(r"\bhangs\b", line), line  # "hanging" is a word of gloo's messages
             assert "silently wrong" not in line, line
