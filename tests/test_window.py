@@ -329,7 +329,7 @@ class TestLifeCycle:
 
         for error in run_ranks_as_threads(one, 3):
             assert isinstance(error, RankError)
-            assert "(ranks 0 / ranks 1, 2)" in str(error)
+            assert "(rank 0 / ranks 1, 2)" in str(error)
 
     def test_a_missing_column_names_its_reader(self) -> None:
         window = opened(Objective(estimator=GRPO()))

@@ -208,7 +208,9 @@ def _raise_together(
     for position, header in enumerate(headers):
         schemas.setdefault(header[4], []).append(communicator.global_rank(position))
     if len(schemas) > 1:
-        parties = " / ".join(f"ranks {', '.join(map(str, members))}" for members in schemas.values())
+        parties = " / ".join(
+            f"rank{'s' * (len(members) > 1)} {', '.join(map(str, members))}" for members in schemas.values()
+        )
         members = [communicator.global_rank(position) for position in range(len(headers))]
         found = "; ".join(other_options(communicator.say(terms), members))
         wrong, advice = disagreement

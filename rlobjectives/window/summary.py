@@ -75,9 +75,8 @@ def summarize(
         fault: What went wrong in the losses of this rank.
         added: What the ranks had when the window was frozen, where that is known.
     """
-    fault = (
-        Fault(fault.error, dict(fault.counts)) if fault else Fault()
-    )  # a second call starts where the first did
+    # A copy: a second call starts where the first did.
+    fault = Fault(fault.error, dict(fault.counts)) if fault else Fault()
     given: list[ObjectiveOutput] = []
     with fault.guard():
         given += _outputs(outputs)
@@ -88,9 +87,8 @@ def summarize(
     kinds.update({**objective.metric_kinds(), _SEEN: Mean})
     collected[_SEEN] = []
     device = counts["tokens"].device
-    merged: dict[str, Stat] = {
-        name: kind.identity(device) for name, kind in kinds.items()
-    }  # where anything fails
+    # Identities travel where anything fails, so that all rows keep one width.
+    merged: dict[str, Stat] = {name: kind.identity(device) for name, kind in kinds.items()}
     with fault.guard():
         for position, output in enumerate(given):
             collect(collected, kinds, output.metrics)

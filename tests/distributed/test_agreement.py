@@ -69,7 +69,7 @@ def test_every_option_that_differs_is_named_with_its_values_on_all_ranks() -> No
     second = {"learning_rate": 2e-6, "epochs": 2, "extra": True}
     for error in run_ranks(compare, 3, first, second, first, expect_errors=True):
         assert isinstance(error, RankError)
-        assert "ranks were given different options (ranks 0, 2 / ranks 1): " in str(error)
+        assert "ranks were given different options (ranks 0, 2 / rank 1): " in str(error)
         assert "learning_rate is 1e-06 on ranks 0, 2, and 2e-06 on rank 1" in str(error)
         assert "extra is absent on ranks 0, 2, and True on rank 1" in str(error)
         assert "seed is 1 on ranks 0, 2, and absent on rank 1" in str(error)

@@ -117,6 +117,7 @@ def run(job: dict[str, Any]) -> torch.Tensor:
             take_step(policy, optimizer, goal, step, size, losses)
             save(Path(job["saves"]), step + 1, policy, optimizer)
     weights = torch.cat([p.detach().flatten() for p in net.parameters()])
+    del policy  # or it is the last that holds the group, and its end may wait for ever for gloo's threads
     dist.destroy_process_group()
     return weights
 

@@ -37,7 +37,7 @@ def found(tmp_path_factory):
 @pytest.mark.parametrize("option", OPTIONS)
 def test_options_that_differ_are_named_on_both_ranks(found, option):
     for rank in found("ddp"):
-        assert rank[option].startswith("RankError: ranks were given different options (ranks 0 / ranks 1): ")
+        assert rank[option].startswith("RankError: ranks were given different options (rank 0 / rank 1): ")
         assert f"{option} is " in rank[option]
         assert rank[option].count(" on rank 1") == 1
 

@@ -37,7 +37,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_options_that_differ_are_named_on_both_ranks(found: Any, option: str) -> None:
     for rank in found("reward"):
-        assert rank[option].startswith("RankError: ranks were given different options (ranks 0 / ranks 1): ")
+        assert rank[option].startswith("RankError: ranks were given different options (rank 0 / rank 1): ")
         assert f"{option} is " in rank[option]
 
 
