@@ -1,6 +1,6 @@
 """rlobjectives: RL objectives for language models, as parts for the trainer you already have."""
 
-from rlobjectives import functional
+from rlobjectives import _moved, estimators, functional, losses, reductions
 from rlobjectives.capabilities import Capabilities, TrainerFacts
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.distributed import (
@@ -22,74 +22,11 @@ from rlobjectives.errors import (
     UnknownAlgorithmError,
     WindowError,
 )
-from rlobjectives.estimators import (
-    GAE,
-    GDPO,
-    GPG,
-    GRPO,
-    OPO,
-    RLOO,
-    BatchBaseline,
-    Combined,
-    Estimator,
-    FunctionEstimator,
-    MaxRL,
-    OptimalTokenBaseline,
-    PassAtK,
-    ReinforcePlusPlus,
-    ReinforcePlusPlusBaseline,
-    ReMax,
-    TDLambda,
-    TeacherSignal,
-    VTrace,
-    advantage_metrics,
-    group_metrics,
-    length_metrics,
-    reward_metrics,
-    value_metrics,
-)
+from rlobjectives.estimators import *
 from rlobjectives.layouts import PackedLayout, PaddedLayout, TokenLayout
-from rlobjectives.losses import (
-    CISPO,
-    DPPO,
-    DRO,
-    GMPO,
-    GSPO,
-    M2PO,
-    OPSM,
-    P3O,
-    SAPO,
-    VESPO,
-    AdaptiveCoefficient,
-    ClippedSurrogate,
-    ClippedValueLoss,
-    DecoupledClip,
-    Distillation,
-    DivergenceDistillation,
-    EntropyMask,
-    GSPOToken,
-    ImportanceCorrection,
-    KLCov,
-    KLPenalty,
-    PolicyLoss,
-    Reinforce,
-    Rejection,
-    ReverseKLDistillation,
-    SteppedCoefficient,
-    TokenLoss,
-    TokenPart,
-    TokenTerm,
-)
+from rlobjectives.losses import *
 from rlobjectives.objective import Objective
-from rlobjectives.reductions import (
-    FixedBudget,
-    LengthPower,
-    LossReduction,
-    PromptMean,
-    SequenceMean,
-    SequenceSum,
-    TokenMean,
-)
+from rlobjectives.reductions import *
 from rlobjectives.registry import ALGORITHMS, AlgorithmSpec
 from rlobjectives.rollouts import Groups, Rollouts
 from rlobjectives.scores import reward_matrix
@@ -97,55 +34,26 @@ from rlobjectives.statistics import LogSum, Maximum, Mean, Minimum, Moments, Sta
 from rlobjectives.tokens import TokenBatch
 from rlobjectives.window import ObjectiveOutput, Window, WindowBuilder, merge_reports
 
+_moved.install()
+
 __version__ = "0.1.0"
 
+# The parts are whatever their rooms name; pure functions are in `functional`.
+_ROOMS = (estimators, losses, reductions)
+
 __all__ = [
+    *(name for room in _ROOMS for name in room.__all__ if not name.islower()),
     "ALGORITHMS",
-    "CISPO",
-    "DPPO",
-    "DRO",
-    "GAE",
-    "GDPO",
-    "GMPO",
-    "GPG",
-    "GRPO",
-    "GSPO",
     "LOCAL",
-    "M2PO",
-    "OPO",
-    "OPSM",
-    "P3O",
-    "RLOO",
-    "SAPO",
-    "VESPO",
-    "AdaptiveCoefficient",
     "AlgorithmSpec",
-    "BatchBaseline",
     "Capabilities",
     "CapabilityError",
     "CheckpointError",
-    "ClippedSurrogate",
-    "ClippedValueLoss",
-    "Combined",
     "Communicator",
     "Component",
-    "DecoupledClip",
-    "Distillation",
-    "DivergenceDistillation",
-    "EntropyMask",
-    "Estimator",
-    "FixedBudget",
-    "FunctionEstimator",
-    "GSPOToken",
     "GradientScale",
     "Groups",
-    "ImportanceCorrection",
-    "KLCov",
-    "KLPenalty",
-    "LengthPower",
     "LogSum",
-    "LossReduction",
-    "MaxRL",
     "Maximum",
     "Mean",
     "Metric",
@@ -155,38 +63,18 @@ __all__ = [
     "NonFiniteError",
     "Objective",
     "ObjectiveOutput",
-    "OptimalTokenBaseline",
     "PackedLayout",
     "PaddedLayout",
-    "PassAtK",
-    "PolicyLoss",
-    "PromptMean",
     "RLObjectivesError",
     "RankError",
-    "ReMax",
-    "Reinforce",
-    "ReinforcePlusPlus",
-    "ReinforcePlusPlusBaseline",
-    "Rejection",
-    "ReverseKLDistillation",
     "Rollouts",
-    "SequenceMean",
-    "SequenceSum",
     "ShapeError",
     "Stat",
-    "SteppedCoefficient",
     "Sum",
-    "TDLambda",
-    "TeacherSignal",
     "TokenBatch",
     "TokenLayout",
-    "TokenLoss",
-    "TokenMean",
-    "TokenPart",
-    "TokenTerm",
     "TrainerFacts",
     "UnknownAlgorithmError",
-    "VTrace",
     "Window",
     "WindowBuilder",
     "WindowContext",

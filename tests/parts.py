@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -98,7 +99,8 @@ POSITIVE_REWARDS = frozenset({"MaxRL"})
 def _classes() -> Iterator[type[Component]]:
     for name in sorted(rlobjectives.__all__):
         found = getattr(rlobjectives, name)
-        if isinstance(found, type) and issubclass(found, Component) and dataclasses.is_dataclass(found):
+        part = isinstance(found, type) and issubclass(found, Component) and not inspect.isabstract(found)
+        if part and dataclasses.is_dataclass(found):
             yield found
 
 

@@ -14,7 +14,7 @@ import rlobjectives
 PACKAGE = Path(rlobjectives.__file__).parent
 
 LAYERS = (
-    {"errors"},
+    {"errors", "_moved"},
     {"descriptions", "masking"},
     {"checks", "capabilities"},
     {"groups", "statistics"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import typing
 from typing import Any
 
@@ -67,7 +68,8 @@ def _numeric() -> list[Any]:
     found = []
     for name in sorted(rlobjectives.__all__):
         kind = getattr(rlobjectives, name)
-        if not (isinstance(kind, type) and issubclass(kind, Component) and dataclasses.is_dataclass(kind)):
+        part = isinstance(kind, type) and issubclass(kind, Component) and not inspect.isabstract(kind)
+        if not (part and dataclasses.is_dataclass(kind)):
             continue
         hints = typing.get_type_hints(kind)
         for one in dataclasses.fields(kind):
