@@ -23,8 +23,12 @@ EXAMPLE = "SAPO"
 """The part whose files are listed."""
 LAWS = ("laws", "parts", "windows", "strategies")
 """Modules of the tests that run every law on every part."""
-GENERATED = ("docs/metrics.md", "tests/data/", "rlobjectives/testing/")
+GENERATED = ("docs/metrics.md", "docs/parts.md", "tests/data/", "rlobjectives/testing/")
 """Files that tools write, or that hold for every part."""
+ROWS = re.compile(
+    r"^\| (Estimators, [^|]*|Policy losses|Other terms|Corrections|Reductions) \|.*$", re.MULTILINE
+)
+"""Rows of README.md that `tools/parts_table.py` writes."""
 MECHANISMS: Mapping[str, str] = {
     "columns that parts read and trainers offer": r"^    reads: ClassVar|def (reads|offers)\(",
     "contradictions between parts (conflicts)": r"def conflicts\(",
@@ -179,7 +183,7 @@ def touched(part: str) -> dict[str, list[str]]:
             )
             if hidden or not path.is_file() or name.startswith(GENERATED):
                 continue
-            if re.search(rf"\b{part}\b", path.read_text(encoding="utf-8")):
+            if re.search(rf"\b{part}\b", ROWS.sub("", path.read_text(encoding="utf-8"))):
                 found.setdefault(kind, []).append(name)
     return found
 
