@@ -13,8 +13,16 @@ from typing import Any
 
 __all__ = ["MODULES", "NAMES", "install", "moved_names"]
 
-MODULES: Mapping[str, str] = {}
-"""Modules that have moved, old place to new, without the package's name in front."""
+_KEPT: Mapping[tuple[str, str], str] = {}
+"""Modules that have moved under their name, by old and new package; here as below without `rlobjectives` in front."""
+_RENAMED: Mapping[str, str] = {}
+"""Modules that have another name now."""
+
+MODULES: Mapping[str, str] = {
+    **{f"{old}.{name}": f"{new}.{name}" for (old, new), names in _KEPT.items() for name in names.split()},
+    **_RENAMED,
+}
+"""Modules that have moved, old place to new."""
 
 NAMES: Mapping[str, Mapping[str, str]] = {}
 """Names that a module gives no longer: their new module, and the names, with spaces between."""
