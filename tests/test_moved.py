@@ -116,6 +116,26 @@ def test_a_module_that_has_left_a_package_is_one_of_its_attributes(monkeypatch):
         assert package.former is sys.modules[GRPO.__module__]
 
 
+PARSE = """
+import sys
+from rlobjectives.cli import main
+for path in sys.argv[1:]:
+    try:
+        main(["fit", "--model", path, "--print_config"])
+    except SystemExit as end:
+        assert not end.code, path
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="needs lightning")
+def test_a_new_process_knows_a_policy_by_its_short_name_and_by_every_path_it_ever_had():
+    package = "rlobjectives.integrations.lightning"
+    paths = ("CausalLMPolicy", f"{package}.CausalLMPolicy", f"{package}.policy.CausalLMPolicy")
+    run = subprocess.run([sys.executable, "-c", PARSE, *paths], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-500:]
+    assert run.stdout.count("CausalLMPolicy") == len(paths)
+
+
 @pytest.mark.parametrize("old", [*_moved.MODULES])
 def test_every_old_place_leads_to_the_module_of_the_new(old):
     if public_surface.missing(f"rlobjectives.{old}") is not None:
