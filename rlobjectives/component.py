@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -61,6 +61,8 @@ class Component(abc.ABC):
     capabilities: ClassVar[Capabilities] = Capabilities()
     window_statistics: ClassVar[Mapping[str, type[Stat]]] = {}
     metrics: ClassVar[Mapping[str, Metric]] = {}
+    examples: ClassVar[Sequence[Mapping[str, object]]] = ()
+    """Options worth trying, beside the defaults and every choice of a flag or a `Literal`: what laws run on as well."""
     may_differ: ClassVar[frozenset[str]] = frozenset()
     """Attributes of a part that may have another value on each rank, such as a cache; all others are compared."""
 

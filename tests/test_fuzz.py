@@ -38,7 +38,7 @@ from rlobjectives import (
     TokenLayout,
     TrainerFacts,
 )
-from tests.parts import REQUIRED, ROLES
+from tests.parts import ROLES, VALUES
 
 JUNK: tuple[Any, ...] = (
     *(None, True, False, -1, 0, 1, 2, 7, 2**70, -(2**70), 0.5, -0.5, 1.0, 1e-9, 1e9, 1e300, -1e300),
@@ -74,7 +74,7 @@ def part_classes() -> list[type]:
 PARTS = part_classes()
 HINTS = {kind: typing.get_type_hints(kind) for kind in PARTS}
 NEEDED: dict[str, dict[str, Any]] = {
-    **{name: dict(options) for name, options in REQUIRED.items()},
+    **{kind.__name__: {name: VALUES[name] for name in HINTS[kind] if name in VALUES} for kind in PARTS},
     "Rejection": {"high": 2.0},
     "AdaptiveCoefficient": {"coef": 0.1, "target": 0.1},
     "SteppedCoefficient": {"target": 0.1},

@@ -43,10 +43,11 @@ from rlobjectives import (
     reward_metrics,
 )
 from rlobjectives.losses import weighted_sum
-from tests.compare import assert_same
-from tests.strategies import draw_case
-from tests.windows import CountingCommunicator, MicroBatch, run_ranks_as_threads, simulate, together
-from tests.windows import whole as run_whole
+from rlobjectives.testing.compare import assert_same
+from rlobjectives.testing.cases import draw_case
+from rlobjectives.testing.cases import MicroBatch
+from rlobjectives.testing.simulate import CountingCommunicator, run_ranks_as_threads, simulate, together
+from rlobjectives.testing.simulate import whole as run_whole
 
 ADVANTAGE = torch.tensor([1.0, -2.0], dtype=torch.float64)
 LAYOUT = PaddedLayout(torch.tensor([[True, True, True], [True, False, False]]))

@@ -114,8 +114,10 @@ class GAE(RewardWeights, Normalized):
         tensor([[0.6560, 0.8000]], dtype=torch.float64)
     """
 
+    refuses: ClassVar[frozenset[str]] = frozenset({"unscored_sequences"})
     capabilities: ClassVar[Capabilities] = Capabilities(needs_critic=True, supports_context_parallel=False)
     token_level: ClassVar[bool] = True
+    examples = ({"trace_decay": 0.9, "discount": 0.95}, {"kl_coef": 0.1}, {"adaptive_alpha": 0.05})
 
     discount: float = 1.0
     trace_decay: float = 1.0

@@ -91,6 +91,7 @@ class GDPO(RewardWeights, Estimator):
         min_group_size=2, uses_reward_components=True, forbids_normalize_advantages=True
     )
     window_statistics: ClassVar[Mapping[str, type[Stat]]] = {"combined": Moments}
+    examples = ({"weights": (1.0, 0.5)}, {"weights": {"reward_1": 0.0, "reward_0": 2.0}})
 
     epsilon: float = 1e-4
     baseline: Literal["inclusive", "leave_one_out"] = "inclusive"

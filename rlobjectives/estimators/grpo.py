@@ -146,6 +146,7 @@ class GRPO(RewardWeights, Estimator):
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2)
+    examples = ({"weights": (1.0, -0.5)}, {"ddof": 0})
 
     scale: Literal["group", "batch", "none"] = "group"
     baseline: Literal["inclusive", "leave_one_out"] = "inclusive"

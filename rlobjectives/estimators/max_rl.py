@@ -45,6 +45,9 @@ class MaxRL(RewardWeights, Estimator):
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2, forbids_normalize_advantages=True)
+    refuses: ClassVar[frozenset[str]] = frozenset({"negative_rewards"})
+    shift_invariant: ClassVar[bool] = False
+    waits_for_device = True
     lowest_weight: ClassVar[float] = 0.0
 
     epsilon: float = 1e-6

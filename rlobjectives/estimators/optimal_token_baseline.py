@@ -69,6 +69,8 @@ class OptimalTokenBaseline(RewardWeights, Normalized):
 
     capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2, supports_context_parallel=False)
     token_level: ClassVar[bool] = True
+    shift_invariant: ClassVar[bool] = False
+    zero_for_equal_rewards = False  # a position that one answer alone reaches has no baseline
 
     importance_clip: float | None = None
     baseline_epsilon: float = 1e-8

@@ -65,6 +65,7 @@ class ReinforcePlusPlus(RewardWeights, Normalized):
                 [-0.5000,  0.0000]], dtype=torch.float64)
     """
 
+    refuses: ClassVar[frozenset[str]] = frozenset({"unscored_sequences"})
     capabilities: ClassVar[Capabilities] = Capabilities(
         supports_context_parallel=False, forbids_normalize_advantages=True
     )

@@ -59,6 +59,7 @@ class ReMax(RewardWeights, Normalized):
         tensor([[0.6000, 0.6000]], dtype=torch.float64)
     """
 
+    refuses: ClassVar[frozenset[str]] = frozenset({"unscored_sequences"})
     capabilities: ClassVar[Capabilities] = Capabilities(supports_context_parallel=False)
     token_level: ClassVar[bool] = True
     sums_rewards: ClassVar[bool] = True

@@ -45,6 +45,7 @@ class RLOO(RewardWeights, Estimator):
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2, forbids_normalize_advantages=True)
+    examples = ({"weights": (0.5, 2.0)},)
 
     on_singleton: Literal["error", "zero"] = "error"
 

@@ -62,6 +62,7 @@ class TDLambda(RewardWeights, Normalized):
         tensor([[0.2000, 1.0000]])
     """
 
+    refuses: ClassVar[frozenset[str]] = frozenset({"unscored_sequences"})
     capabilities: ClassVar[Capabilities] = Capabilities(needs_critic=True, supports_context_parallel=False)
     token_level: ClassVar[bool] = True
 

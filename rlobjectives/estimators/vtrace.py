@@ -163,6 +163,7 @@ class VTrace(RewardWeights, Normalized):
         tensor([[1., 1.]])
     """
 
+    refuses: ClassVar[frozenset[str]] = frozenset({"unscored_sequences"})
     capabilities: ClassVar[Capabilities] = Capabilities(
         needs_critic=True,
         needs_behavior_logprobs=True,

@@ -113,6 +113,7 @@ class CISPO(PolicyLoss):
         'upper'
     """
 
+    straight_through = True
     capabilities: ClassVar[Capabilities] = Capabilities(requires_sampled_distribution=True)
     metrics: ClassVar[Mapping[str, Metric]] = {**RATIO_METRICS, **WEIGHT_METRICS}
 

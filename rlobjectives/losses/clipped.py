@@ -155,6 +155,13 @@ class ClippedSurrogate(PolicyLoss):
 
     capabilities: ClassVar[Capabilities] = Capabilities(requires_sampled_distribution=True)
     metrics: ClassVar[Mapping[str, Metric]] = {**RATIO_METRICS, **CLIP_METRICS, **HELD_METRICS}
+    examples = (
+        {"clip_high": 0.28},
+        {"dual_clip": 3.0},
+        {"ratio_cap": 2.0},
+        {"dual_clip": 1.5, "ratio_cap": 1.4, "clip_low": 0.1},
+        {"log_ratio_clamp": 5.0},
+    )
 
     clip_low: float = 0.2
     clip_high: float | None = None

@@ -112,6 +112,7 @@ class DPPO(PolicyLoss):
         (0.05, 0.05)
     """
 
+    straight_through = True
     capabilities: ClassVar[Capabilities] = Capabilities(requires_sampled_distribution=True)
     metrics: ClassVar[Mapping[str, Metric]] = {**RATIO_METRICS, **CLIP_METRICS, **WEIGHT_METRICS}
 

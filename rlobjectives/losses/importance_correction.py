@@ -173,6 +173,10 @@ class ImportanceCorrection(PolicyCorrection):
     """
 
     metrics: ClassVar[Mapping[str, Metric]] = {**_METRICS, **MISMATCH_METRICS}
+    examples = (
+        {"reject": (Rejection(over="sum", high=1.0),)},
+        {"reject": (Rejection(high=0.5),), "denominator": "kept"},
+    )
 
     weight: Literal["token", "sequence", "geometric", "none"] = "token"
     low: float = 0.0

@@ -123,6 +123,7 @@ class KLPenalty(TokenTerm):
     """
 
     metrics: ClassVar[Mapping[str, Metric]] = REFERENCE_METRICS
+    examples = ({"coef": 0.5, "exponent_clamp": 3.0},)
 
     coef: float = 0.001
     estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "ratio_k3", "full"] = "k3"
@@ -140,6 +141,11 @@ class KLPenalty(TokenTerm):
                     f"output_clamp is {self.output_clamp!r}, but {self.estimator!r} has the exact gradient, "
                     "and would lose it where the divergence is largest. Leave output_clamp out."
                 )
+
+    @property
+    def straight_through(self) -> bool:
+        """With k1+ and k3+."""
+        return self.estimator.endswith("+")
 
     def required(self) -> Capabilities:
         """The reference's log-probabilities, unless the whole divergence comes with the tokens."""

@@ -97,6 +97,7 @@ class KLCov(PolicyLoss):
     }
     prepass_rounds: ClassVar[int] = 1 + ROUNDS
     prepass_reads_advantages: ClassVar[bool] = True
+    examples = ({"fraction": 0.3},)
 
     fraction: float = 2e-3
     coef: float = 1.0

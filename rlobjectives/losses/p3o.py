@@ -163,6 +163,7 @@ class P3O(PolicyLoss):
         True
     """
 
+    straight_through = True
     metrics: ClassVar[Mapping[str, Metric]] = _METRICS
 
     ess_scope: Literal["step", "micro_batch", "sequence"] = "step"

@@ -64,6 +64,11 @@ class Reinforce(PolicyLoss):
         if self.weight_cap is not None:
             check_number("weight_cap", self.weight_cap, low=0.0, open_low=True)
 
+    @property
+    def straight_through(self) -> bool:
+        """With a weight, which takes no gradient."""
+        return self.weight != "none"
+
     def required(self) -> Capabilities:
         """Fresh samples without a weight; the distribution that sampled with one."""
         if self.weight == "none":

@@ -82,6 +82,7 @@ class VESPO(PolicyLoss):
         True
     """
 
+    straight_through = True
     capabilities: ClassVar[Capabilities] = Capabilities(
         requires_sampled_distribution=True, communicates_in_loss=True
     )

@@ -38,6 +38,7 @@ class PromptMean(LossReduction):
         PromptMean()
     """
 
+    averages: ClassVar[bool] = True
     window_statistics: ClassVar[Mapping[str, type[Stat]]] = {"prompts": Sum}
     follows_mask: ClassVar[bool] = False
 

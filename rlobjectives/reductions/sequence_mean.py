@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -40,6 +40,8 @@ class SequenceMean(LossReduction):
         >>> SequenceMean(count="nonempty")
         SequenceMean(count='nonempty')
     """
+
+    averages: ClassVar[bool] = True
 
     count: Count = "all"
 

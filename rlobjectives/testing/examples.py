@@ -14,7 +14,7 @@ from rlobjectives.testing.words import changed
 
 __all__ = ["Dice", "Example", "draw", "smallest"]
 
-_TRIES = 80
+_TRIES = 60
 """Examples tried on the way to the smallest."""
 
 
@@ -119,10 +119,10 @@ def draw(dice: Dice, given: Mapping[str, Any], contexts: Sequence[int] = (1,)) -
 def _some_cut(dice: Dice, count: int, context: int) -> tuple[tuple[MicroBatch, ...], ...]:
     """Any sequences on any rank in any micro-batch and order; some ranks idle, some with dummies at the end."""
     ranks = dice.number(1 if context > 1 else 2, 3 if context == 1 else 2)
-    depth = dice.number(1, 2)
     crowded = dice.number(1, ranks)  # ranks beyond this one stay idle
+    depth = dice.number(1 if crowded > 1 else 2, 2)
     order = dice.rng.sample(range(count), count)
-    homes = [dice.rng.randrange(crowded * depth) for _ in order]
+    homes = [0, crowded * depth - 1, *(dice.rng.randrange(crowded * depth) for _ in order[2:])]
     plan = []
     for rank in range(ranks):
         batches = []
@@ -158,6 +158,9 @@ def smallest(example: Example, fails: Callable[[Example], bool], fewest: int = 1
 
 
 def _simpler(example: Example, fewest: int) -> Iterator[Example]:
+    for plain in (replace(example, shard=WHOLE), replace(example, cut=())):
+        if plain != example:
+            yield plain
     sizes = example.sizes
     if len(sizes) > 1:
         yield from (_resized(example, (*sizes[:at], *sizes[at + 1 :])) for at in range(len(sizes)))

@@ -30,6 +30,7 @@ class Law:
         draws: One drawn example for each, with these fields fixed.
         exempt: Why it does not apply to a part; empty where it does.
         contexts: Ranks that share a sequence, to choose from.
+        round_numbers: Whether an example may be simplified to numbers with one decimal; they put a value on its kinks.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Law:
     draws: Draws = ({},)
     exempt: Callable[[Subject], str] = lambda subject: ""
     contexts: tuple[int, ...] = (1,)
+    round_numbers: bool = True
 
 
 def _cut_matters(subject: Subject) -> str:
@@ -88,7 +90,7 @@ def _no_slope(subject: Subject) -> str:
 
 _FLOAT32 = {"dtype": torch.float32}
 _PLAIN = {"holes": 0.0, "empty_rows": 0.0, "dropped": 0.0, "unscored": 0.0, "spread": 0.5, "rewards": "normal"}
-_TWO_PROMPTS = {**_PLAIN, "sizes": (4, 4), "width": 5}
+_TWO_PROMPTS = {**_PLAIN, "sizes": (4, 4), "width": 5, "holes": 0.3}
 
 LAWS: tuple[Law, ...] = (
     Law(
@@ -101,14 +103,14 @@ LAWS: tuple[Law, ...] = (
         name="partition",
         promise="any micro-batches on any ranks give the numbers of one batch",
         holds=cuts.partition,
-        draws=({}, {}, {}),
+        draws=(_TWO_PROMPTS, {}, {}),
         exempt=_cut_matters,
     ),
     Law(
         name="context",
         promise="so do ranks that share each sequence",
         holds=cuts.partition,
-        draws=({},),
+        draws=(_TWO_PROMPTS, {}),
         exempt=_alone,
         contexts=(2, 3),
     ),
@@ -123,27 +125,35 @@ LAWS: tuple[Law, ...] = (
         name="state",
         promise="what a rank remembers of one window does not change the next",
         holds=cuts.state,
-        draws=({"holes": 0.0},),
+        draws=({**_TWO_PROMPTS, "rewards": "binary"},),
         exempt=_cut_matters,
     ),
-    Law(name="layout", promise="padded, packed, more padding: the same numbers", holds=cuts.layout),
+    Law(
+        name="layout",
+        promise="padded, packed, more padding: the same numbers",
+        holds=cuts.layout,
+        draws=(_TWO_PROMPTS, {}),
+    ),
     Law(
         name="blocks",
         promise="a micro-batch may be worked on in blocks of sequences",
         holds=cuts.blocks,
-        draws=({"shard": Shard(extra=1, garbage=_NAN)}, {"shard": Shard(packed=True, garbage=_FAR)}),
+        draws=(
+            {**_TWO_PROMPTS, "shard": Shard(extra=1, garbage=_NAN)},
+            {"shard": Shard(packed=True, garbage=_FAR)},
+        ),
     ),
     Law(
         name="dropped",
         promise="dropped sequences leave no trace",
         holds=cuts.dropped,
-        draws=({"dropped": 0.4, "sizes": (4, 3, 3)}, {"dropped": 0.4, "sizes": (5, 4)}),
+        draws=({**_TWO_PROMPTS, "dropped": 0.4, "sizes": (4, 3, 3)}, {"dropped": 0.4, "sizes": (5, 4)}),
     ),
     Law(
         name="order",
         promise="the order of sequences and the ids of prompts do not matter",
         holds=cuts.order,
-        draws=({}, {}),
+        draws=(_TWO_PROMPTS, {}),
         exempt=_no_estimator,
     ),
     Law(
@@ -151,8 +161,8 @@ LAWS: tuple[Law, ...] = (
         promise="what stands under a false mask changes nothing, to the last bit",
         holds=masks.masking,
         draws=(
-            {**_FLOAT32, "shard": Shard(extra=2, garbage=_NAN)},
-            {**_FLOAT32, "shard": Shard(packed=True, garbage=_FAR)},
+            {**_TWO_PROMPTS, **_FLOAT32, "shard": Shard(extra=2, garbage=_NAN)},
+            {**_TWO_PROMPTS, **_FLOAT32, "shard": Shard(packed=True, garbage=_FAR)},
             {**_FLOAT32},
         ),
     ),
@@ -160,7 +170,7 @@ LAWS: tuple[Law, ...] = (
         name="unscored",
         promise="masked columns and rewards without a score do not reach the estimate",
         holds=masks.masked_columns,
-        draws=({"unscored": 0.4, "sizes": (3, 4)},),
+        draws=({**_TWO_PROMPTS, "unscored": 0.4},),
         exempt=_reads_observations,
     ),
     Law(
@@ -207,14 +217,15 @@ LAWS: tuple[Law, ...] = (
         name="slope",
         promise="the slope is the derivative of the value",
         holds=gradients.slope,
-        draws=({**_TWO_PROMPTS, "digits": None}, {**_TWO_PROMPTS, "digits": None, "shard": Shard(packed=True)}),
+        draws=({**_TWO_PROMPTS, "shard": Shard()}, {**_TWO_PROMPTS, "shard": Shard(packed=True)}),
         exempt=_no_slope,
+        round_numbers=False,
     ),
     Law(
         name="gradient",
         promise="the gradient is weight times slope, and nothing else gets one",
         holds=gradients.gradient,
-        draws=({"spread": 0.5},),
+        draws=(_TWO_PROMPTS,),
     ),
     Law(
         name="backward",
@@ -232,7 +243,10 @@ LAWS: tuple[Law, ...] = (
         name="no wait",
         promise="nothing waits for the device",
         holds=gradients.no_wait,
-        draws=({"unscored": 0.2, "shard": Shard()}, {"unscored": 0.2, "shard": Shard(packed=True)}),
+        draws=(
+            {**_TWO_PROMPTS, "unscored": 0.2, "shard": Shard()},
+            {**_TWO_PROMPTS, "unscored": 0.2, "shard": Shard(packed=True)},
+        ),
     ),
     Law(
         name="collectives",
@@ -258,14 +272,14 @@ LAWS: tuple[Law, ...] = (
 """For parts and objectives, in the order in which they are tried."""
 
 METRIC_LAWS: tuple[Law, ...] = (
-    Law(name="partition", promise="folded over ranks it is the same", holds=metric_functions.cut, draws=({}, {})),
+    Law(name="partition", promise="folded over ranks it is the same", holds=metric_functions.cut, draws=(_TWO_PROMPTS, {})),
     Law(name="layout", promise="padded, packed, in any order: the same", holds=metric_functions.forms),
-    Law(name="masking", promise="what does not count changes nothing", holds=metric_functions.masked, draws=({}, {})),
+    Law(name="masking", promise="what does not count changes nothing", holds=metric_functions.masked, draws=({**_TWO_PROMPTS, "unscored": 0.4}, {})),
     Law(
         name="dropped",
         promise="dropped sequences leave no trace",
         holds=metric_functions.dropped,
-        draws=({"dropped": 0.4, "sizes": (4, 3, 3)},),
+        draws=({**_TWO_PROMPTS, "dropped": 0.4, "sizes": (4, 3, 3)},),
     ),
     Law(name="no wait", promise="nothing waits for the device", holds=metric_functions.no_wait),
 )

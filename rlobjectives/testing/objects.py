@@ -71,21 +71,24 @@ def _differ(one: Outcome, other: Outcome) -> bool:
 
 def siblings(part: Component) -> Iterator[tuple[str, Component]]:
     """The part with one of its options at another value, for each option of which one can be made up."""
-    given: dict[str, Any] = {}
-    for name, parameter in inspect.signature(type(part)).parameters.items():
-        for known in (name, f"_{name}"):
-            if hasattr(part, known):
-                given[name] = getattr(part, known)
-                break
-        else:
-            if parameter.default is not parameter.empty:
-                given[name] = parameter.default
-    hints = hints_of(type(part))
+    given, hints = options_of(part), hints_of(type(part))
     for name, value in given.items():
         for other in _others(value, hints.get(name)):
             with suppress(Exception):  # a value that the part refuses
                 yield name, type(part)(**{**given, name: other})
                 break
+
+
+def options_of(part: Component) -> dict[str, Any]:
+    """What a part was made with: by the names of its constructor, from its attributes."""
+    given: dict[str, Any] = {}
+    for name, parameter in inspect.signature(type(part)).parameters.items():
+        known = [one for one in (name, f"_{name}") if hasattr(part, one)]
+        if known:
+            given[name] = getattr(part, known[0])
+        elif parameter.default is not parameter.empty:
+            given[name] = parameter.default
+    return given
 
 
 def _others(value: object, hint: object) -> Iterator[object]:
@@ -122,21 +125,19 @@ def options(subject: Subject, example: Example) -> None:
     """A value that is none of an option's is refused when the part is built."""
     del example
     for part in subject.parts.values():
-        if not dataclasses.is_dataclass(part):
-            continue
-        hints = hints_of(type(part))
-        for one in dataclasses.fields(part):
-            kinds = (hints.get(one.name), *typing.get_args(hints.get(one.name)))
-            if one.init and (set(kinds) & set(_PLAIN) or choices(hints.get(one.name))):
-                _refuses(part, one.name)
-
-
-def _refuses(part: Any, option: str) -> None:
-    try:
-        dataclasses.replace(part, **{option: _NONSENSE})
-    except Exception:  # noqa: BLE001  # refused, in whatever words
-        return
-    raise LawError(f"{option}={_NONSENSE!r} of {type(part).__name__} is accepted. Check options where they are given.")
+        given, hints = options_of(part), hints_of(type(part))
+        for name in given:
+            hint = hints.get(name)
+            if not (choices(hint) or any(kind in (hint, *typing.get_args(hint)) for kind in _PLAIN)):
+                continue
+            try:
+                type(part)(**{**given, name: _NONSENSE})
+            except Exception:  # noqa: BLE001, S112  # refused, in whatever words
+                continue
+            raise LawError(
+                f"{type(part).__name__} takes {name}={_NONSENSE!r}. The options of a dataclass are checked by their types; "
+                "check others in __init__."
+            )
 
 
 def reads(subject: Subject, example: Example) -> None:

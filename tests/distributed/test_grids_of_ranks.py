@@ -33,10 +33,11 @@ from rlobjectives import (
     synchronize,
 )
 from rlobjectives.distributed import full_token_counts
-from tests.compare import assert_same
+from rlobjectives.testing.compare import assert_same
 from tests.ranks import run_ranks
-from tests.strategies import draw_case
-from tests.windows import MicroBatch, Outcome, Shard, run_window, together, whole
+from rlobjectives.testing.cases import draw_case
+from rlobjectives.testing.cases import MicroBatch, Shard
+from rlobjectives.testing.simulate import Outcome, run_window, together, whole
 
 CASE = draw_case(40, (3, 4, 2, 5), width=6, empty_rows=0.2)
 SHARDS: dict[int, list[list[MicroBatch]]] = {

@@ -25,8 +25,8 @@ from rlobjectives import (
     TokenMean,
 )
 from tests.oracles import reductions as oracle
-from tests.strategies import draw_case
-from tests.windows import Shard
+from rlobjectives.testing.cases import draw_case
+from rlobjectives.testing.cases import Shard
 
 PUBLISHED = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, float("nan")]], dtype=torch.float64)
 
