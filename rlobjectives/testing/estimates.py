@@ -18,7 +18,7 @@ _CONSTANTS = (0.1, 0.2, 0.3, 0.35, 0.7, 0.95, -1e4, 1e-8)
 
 def equal_rewards(subject: Subject, example: Example) -> None:
     """A prompt whose answers all have the same reward has advantages of exactly zero."""
-    for constant in _CONSTANTS:
+    for constant in _CONSTANTS[example.seed % 2 :: 2]:
         _equal(subject, example, constant)
 
 
