@@ -11,7 +11,7 @@ from torch import Tensor
 from rlobjectives import capabilities as capability
 from rlobjectives.building import build
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_number, check_plain_options, shown
+from rlobjectives.checks import shown
 from rlobjectives.component import Component, Metric
 from rlobjectives.descriptions import described
 from rlobjectives.distributed.communicator import Communicator
@@ -33,6 +33,7 @@ from rlobjectives.losses import (
 from rlobjectives.losses.base import TokenPart, TokenTerm
 from rlobjectives.losses.corrections import PolicyCorrection
 from rlobjectives.losses.kl import REFERENCE_METRICS
+from rlobjectives.options import check_fields, option
 from rlobjectives.reductions import LossReduction, TokenMean
 from rlobjectives.statistics import Mean, Stat, Sum
 from rlobjectives.window import Window, WindowBuilder
@@ -88,11 +89,11 @@ class Objective:
     entropy_mask: EntropyMask | None = None
     distillation: Distillation | None = None
     value_loss: ClippedValueLoss | None = None
-    entropy_coef: float = 0.0
+    entropy_coef: float = option(0.0, low=0)
     name: str = ""
 
     def __post_init__(self) -> None:
-        check_plain_options(self)
+        check_fields(self)
         if self.policy_loss is None:
             object.__setattr__(self, "policy_loss", ClippedSurrogate())
         if self.reduction is None:
@@ -128,7 +129,6 @@ class Objective:
                 raise CapabilityError(
                     f"{role} is {shown(part)}; expected an instance of {expected.__name__} or None."
                 )
-        check_number("entropy_coef", self.entropy_coef, low=0.0)
         if not self.name:
             object.__setattr__(self, "name", type(self.estimator).__name__)
         parts = self.parts()

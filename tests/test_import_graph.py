@@ -16,7 +16,9 @@ PACKAGE = Path(rlobjectives.__file__).parent
 LAYERS = (
     {"errors"},
     {"descriptions", "masking"},
-    {"checks", "capabilities"},
+    {"checks"},
+    {"options"},
+    {"capabilities"},
     {"groups", "statistics"},
     {"distributed", "distributions", "layouts"},
     {"rollouts", "scores", "tokens", "packing"},

@@ -10,10 +10,10 @@ from typing import ClassVar, Literal
 import torch
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.losses.base import TokenLoss, TokenTerm
 from rlobjectives.masking import select
+from rlobjectives.options import option
 from rlobjectives.statistics import Mean, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -69,13 +69,9 @@ class ReverseKLDistillation(Distillation, AdvantageShaping):
         "distillation/reverse_kl": Metric(Mean, "nats/token", "log-ratio of the policy to the teacher"),
     }
 
-    coef: float = 1.0
+    coef: float = option(1.0, low=0, open_low=True)
     replace: bool = False
     missing: Literal["error", "skip"] = "error"
-
-    def __post_init__(self) -> None:
-        check_number("coef", self.coef, low=0.0, open_low=True)
-        check_choice("missing", self.missing, ("error", "skip"))
 
     def tolerates(self) -> tuple[str, ...]:
         """The teacher's log-probabilities, when missing ones are skipped."""
@@ -122,12 +118,8 @@ class DivergenceDistillation(Distillation, TokenTerm):
         "distillation/divergence": Metric(Mean, "nats/token", "divergence of the policy from the teacher"),
     }
 
-    coef: float = 1.0
+    coef: float = option(1.0, low=0)
     missing: Literal["error", "skip"] = "error"
-
-    def __post_init__(self) -> None:
-        check_number("coef", self.coef, low=0.0)
-        check_choice("missing", self.missing, ("error", "skip"))
 
     def tolerates(self) -> tuple[str, ...]:
         """The divergence, when missing ones are skipped."""

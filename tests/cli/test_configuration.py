@@ -61,6 +61,10 @@ def config(tmp_path, monkeypatch):
             "model.micro_batch_size: Expected a <class 'int'>. Got value: two",
         ),
         ("--model.init_args.micro_batchsize=2", "Did you mean micro_batch_size? TablePolicy takes:"),
+        (
+            f"{OBJECTIVE}.estimator.init_args.epsilon=abc",
+            "estimator.epsilon: Expected a <class 'float'>. Got value: abc",
+        ),
         ("--trainer.max_stepz=1", "unrecognized arguments: --trainer.max_stepz=1"),
         (f"{OBJECTIVE}.estimator=GDP0", "no class 'GDP0' is known. Did you mean GDPO?"),
         (
