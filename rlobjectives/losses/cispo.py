@@ -20,7 +20,6 @@ from rlobjectives.tokens import TokenBatch
 
 __all__ = ["CISPO", "WEIGHT_METRICS", "bounded_weight", "weighted_gradient"]
 
-BOUNDS = ("two_sided", "upper", "sign")
 WEIGHT_METRICS: Mapping[str, Metric] = {
     "policy/weight_bounded_fraction": Metric(
         Mean, "fraction", "tokens whose importance weight is held by a bound (they keep a gradient)"

@@ -27,7 +27,6 @@ from rlobjectives.tokens import TokenBatch
 
 __all__ = ["DPPO", "binary_kl", "outside_trust_region"]
 
-DIVERGENCES = ("tv", "kl")
 THRESHOLDS = {"tv": 0.15, "kl": 0.05}
 STABILITY = 1e-8
 

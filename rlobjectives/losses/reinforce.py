@@ -26,8 +26,6 @@ from rlobjectives.tokens import TokenBatch
 
 __all__ = ["Reinforce"]
 
-WEIGHTS = ("none", "token", "sequence")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Reinforce(PolicyLoss):
