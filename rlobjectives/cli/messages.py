@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 
+from rlobjectives.checks import suggestion
 from rlobjectives.cli.slots import Slot
 from rlobjectives.registry import ALGORITHMS
 
@@ -96,6 +96,4 @@ def _explained(line: str, slot: Slot) -> str:
 def _no_name(key: str, name: str) -> str:
     if key != "objective":
         return f"{name!r} is no file; expected options by their names, as {key}: {{option: value}}"
-    close = difflib.get_close_matches(name, ALGORITHMS, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    return f"no objective is named {name!r}.{hint} `rlobjectives algorithms` lists them; or give the parts"
+    return f"no objective is named {name!r}.{suggestion(name, ALGORITHMS, '')} `rlobjectives algorithms` lists them; or give the parts"

@@ -37,15 +37,12 @@ def critic_objective(objective: Objective) -> Objective:
         >>> sorted(alone.token_terms()), alone.capabilities.needs_ref_logprobs
         (['policy_loss', 'value_loss'], False)
     """
-    return dataclasses.replace(
-        objective,
+    return Objective(
+        estimator=objective.estimator,
         policy_loss=_NoPolicyLoss(),
-        kl=None,
-        correction=None,
-        off_policy_mask=None,
-        entropy_mask=None,
-        distillation=None,
-        entropy_coef=0.0,
+        reduction=objective.reduction,
+        value_loss=objective.value_loss,
+        name=objective.name,
     )
 
 
