@@ -16,6 +16,7 @@ from rlobjectives.capabilities import TrainerFacts, check
 from rlobjectives.checks import check_positive_int
 from rlobjectives.distributed import Fault, GradientScale, check_agreement
 from rlobjectives.errors import CapabilityError
+from rlobjectives.integrations.dropout import largest_dropout
 from rlobjectives.integrations.trl.agreement import run_options
 from rlobjectives.integrations.trl.facts import (
     altered_sampling,
@@ -36,7 +37,6 @@ from rlobjectives.integrations.trl.settle import (
     settled,
     with_environment_weights,
 )
-from rlobjectives.integrations.trl.step_window import largest_dropout
 
 __all__ = ["SetupMixin", "check_bases", "check_prompts", "own_parameters", "too_few_prompts"]
 
