@@ -194,17 +194,11 @@ def slots_of(kind: type) -> Mapping[str, Slot]:
     return {name: slot for name, slot in slots.items() if slot.holds_parts}
 
 
-def missing_options(kind: type, given: Iterable[str]) -> list[str]:
-    """The options of a dataclass that have no default and are not given; none of other classes."""
-    undefined = dataclasses.MISSING
-    return [
-        one.name
-        for one in (dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ())
-        if one.init
-        and one.default is undefined
-        and one.default_factory is undefined
-        and one.name not in given
-    ]
+def missing_options(kind: Callable[..., Any], given: Iterable[str]) -> list[str]:
+    """The options of a class that have no default and are not given."""
+    parameters = inspect.signature(kind).parameters.values()
+    named = [one for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return [one.name for one in named if one.default is one.empty and one.name not in given]
 
 
 def call(name: str, function: Callable[..., Any], arguments: Mapping[str, object]) -> Any:

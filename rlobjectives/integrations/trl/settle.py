@@ -280,6 +280,6 @@ def _with_budget(fields: dict[str, Any], config: Any) -> dict[str, Any]:
         Slot.of(LossReduction).named(given["class_path"], "reduction"),
         given.get("init_args") or {},
     )
-    if not isinstance(kind, type) or "max_tokens" not in missing_options(kind, options):
+    if not callable(kind) or "max_tokens" not in missing_options(kind, options):
         return fields
     return {**fields, "reduction": {**given, "init_args": {**options, "max_tokens": length}}}
