@@ -12,8 +12,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_plain_options
 from rlobjectives.errors import WindowError
+from rlobjectives.options import check_fields, resolve_annotations
 from rlobjectives.statistics import Stat
 
 __all__ = ["Component", "Metric", "WindowContext"]
@@ -42,12 +42,17 @@ class Component(abc.ABC):
     """
 
     def __post_init__(self, *_: object) -> None:
-        """Where a dataclass checks its options; a subclass's own check runs after that of flags and texts."""
+        """Where a dataclass checks its options: each by itself, then together."""
         if dataclasses.is_dataclass(self):
-            check_plain_options(self)
+            check_fields(self)
+        self.check()
+
+    def check(self) -> None:  # noqa: B027  # most parts have nothing to add
+        """Raise where options contradict each other; each has been checked against its type and bounds."""
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
+        resolve_annotations(cls)
         own = cls.__dict__.get("__post_init__")
         if own is not None:
 
@@ -132,3 +137,6 @@ class WindowContext:
                 "Declare it in window_statistics and return it from statistics()."
             )
         return self.statistics[name]
+
+
+resolve_annotations(Component)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -261,4 +261,7 @@ def padded_metric(rollouts: Rollouts) -> dict[str, Stat]:
 def good_metric(rollouts: Rollouts) -> dict[str, Stat]:
     """Over the sequences that count."""
     assert rollouts.scored is not None
-    return {"own/reward_": Moments.of(rollouts.rewards[:, 0], rollouts.scored[:, 0]), "own/n": Sum.of(rollouts.counted)}
+    return {
+        "own/reward_": Moments.of(rollouts.rewards[:, 0], rollouts.scored[:, 0]),
+        "own/n": Sum.of(rollouts.counted),
+    }

@@ -21,13 +21,14 @@ from rlobjectives import (
     CapabilityError,
     Combined,
     Component,
+    GivenAdvantages,
     KLPenalty,
     Objective,
     SequenceMean,
     TeacherSignal,
 )
+from rlobjectives.slots import slots_of
 from rlobjectives.testing.objects import choices
-from rlobjectives.testing.subject import roles
 from rlobjectives.testing.words import changed
 
 __all__ = ["OBJECTIVES", "PARTS", "PLAIN", "ROLES", "VALUES", "given_options", "label", "variants"]
@@ -52,7 +53,10 @@ LENIENT: Mapping[str, Any] = {"on_lost_reward": "drop", "on_observation_reward":
 def _classes() -> Iterator[type[Component]]:
     for name in sorted(rlobjectives.__all__):
         found = getattr(rlobjectives, name)
-        if isinstance(found, type) and issubclass(found, Component) and dataclasses.is_dataclass(found):
+        # What a host has computed is no work of a part: it has a test of its own.
+        if found is GivenAdvantages or not (isinstance(found, type) and issubclass(found, Component)):
+            continue
+        if dataclasses.is_dataclass(found):
             yield found
 
 
@@ -94,7 +98,9 @@ PARTS: tuple[Component, ...] = (
 )
 
 
-ROLES: Mapping[str, type[Component]] = roles()
+ROLES: Mapping[str, type[Component]] = {
+    name: slot.kinds[0] for name, slot in slots_of(Objective).items() if not slot.several
+}
 """The kind of part that each field of `Objective` takes."""
 
 label = changed

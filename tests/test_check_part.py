@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from rlobjectives import CapabilityError, ClippedSurrogate, Objective, TokenMean, group_metrics, length_metrics, reward_metrics
+from rlobjectives import (
+    CapabilityError,
+    ClippedSurrogate,
+    Objective,
+    TokenMean,
+    group_metrics,
+    length_metrics,
+    reward_metrics,
+)
 from rlobjectives.testing import Example, LawError, MicroBatch, Shard, check_part
 from tests import bad_parts as bad
 
@@ -43,7 +51,9 @@ CATALOGUE: list[tuple[Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("part", "law", "words"), CATALOGUE, ids=lambda value: getattr(value, "__name__", None))
+@pytest.mark.parametrize(
+    ("part", "law", "words"), CATALOGUE, ids=lambda value: getattr(value, "__name__", None)
+)
 def test_what_breaks_a_law_is_caught(part: Any, law: str, words: str) -> None:
     report = check_part(part, laws=["runs", law] if law == "runs" else [law])
     (found,) = report.failed
@@ -74,7 +84,9 @@ def test_the_printed_example_fails_again_when_pasted() -> None:
         "Shard": Shard,
         "MicroBatch": MicroBatch,
     }
-    code = "\n".join(line.strip() for line in str(found).splitlines() if "example =" in line or "check_part" in line)
+    code = "\n".join(
+        line.strip() for line in str(found).splitlines() if "example =" in line or "check_part" in line
+    )
     with pytest.raises(LawError, match="wrong sign"):
         exec(code, names)
 

@@ -43,9 +43,8 @@ from rlobjectives import (
     reward_metrics,
 )
 from rlobjectives.losses import weighted_sum
+from rlobjectives.testing.cases import MicroBatch, draw_case
 from rlobjectives.testing.compare import assert_same
-from rlobjectives.testing.cases import draw_case
-from rlobjectives.testing.cases import MicroBatch
 from rlobjectives.testing.simulate import CountingCommunicator, run_ranks_as_threads, simulate, together
 from rlobjectives.testing.simulate import whole as run_whole
 

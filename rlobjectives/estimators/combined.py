@@ -61,7 +61,8 @@ class Combined(Estimator):
     estimators: tuple[Estimator, ...] = ()
     weights: tuple[float, ...] | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Several estimators, with a weight each."""
         if not isinstance(self.estimators, Iterable) or isinstance(self.estimators, Tensor):
             raise CapabilityError(
                 f"estimators is {shown(self.estimators)}; expected several, as in Combined(estimators=(GRPO(), …))."

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
@@ -19,8 +18,9 @@ from rlobjectives.estimators.groups import check_singletons, group_any, group_la
 from rlobjectives.estimators.grpo import standardised
 from rlobjectives.estimators.reward_sum import DOUBLE_UNIT, rounding_unit, weighted_columns
 from rlobjectives.estimators.weights import RewardWeights
-from rlobjectives.estimators.whitening import WHITEN_MODES, whiten
+from rlobjectives.estimators.whitening import whiten
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Moments, Stat
 
@@ -93,21 +93,16 @@ class GDPO(RewardWeights, Estimator):
     window_statistics: ClassVar[Mapping[str, type[Stat]]] = {"combined": Moments}
     examples = ({"weights": (1.0, 0.5)}, {"weights": {"reward_1": 0.0, "reward_0": 2.0}})
 
-    epsilon: float = 1e-4
+    epsilon: float = option(1e-4, low=0)
     baseline: Literal["inclusive", "leave_one_out"] = "inclusive"
     whiten_unit: Literal["sample", "token", "none"] = "sample"
-    whiten_epsilon: float = 1e-4
+    whiten_epsilon: float = option(1e-4, low=0)
     whiten_mode: Literal["add", "variance", "floor"] = "add"
     on_singleton: Literal["error", "zero"] = "error"
 
-    def __post_init__(self) -> None:
-        RewardWeights.__post_init__(self)
-        check_number("epsilon", self.epsilon, low=0.0)
-        check_number("whiten_epsilon", self.whiten_epsilon, low=0.0)
-        check_choice("baseline", self.baseline, ("inclusive", "leave_one_out"))
-        check_choice("whiten_unit", self.whiten_unit, ("sample", "token", "none"))
-        check_choice("whiten_mode", self.whiten_mode, WHITEN_MODES)
-        check_choice("on_singleton", self.on_singleton, ("error", "zero"))
+    def check(self) -> None:
+        """No weight is left without a reward, nor all of them zero."""
+        super().check()
         if self.weights is not None:
             values = tuple(self.weights.values() if isinstance(self.weights, dict) else self.weights)
             self._check_count(len(values), "weights")

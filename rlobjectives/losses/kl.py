@@ -16,6 +16,7 @@ from rlobjectives.errors import CapabilityError
 from rlobjectives.losses.base import TokenLoss, TokenTerm
 from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, clamp_around, token_ratio
 from rlobjectives.masking import select
+from rlobjectives.options import option
 from rlobjectives.statistics import Mean
 from rlobjectives.tokens import TokenBatch
 
@@ -125,15 +126,13 @@ class KLPenalty(TokenTerm):
     metrics: ClassVar[Mapping[str, Metric]] = REFERENCE_METRICS
     examples = ({"coef": 0.5, "exponent_clamp": 3.0},)
 
-    coef: float = 0.001
+    coef: float = option(0.001, low=0)
     estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "ratio_k3", "full"] = "k3"
-    exponent_clamp: float = LOG_RATIO_CLAMP
+    exponent_clamp: float = option(LOG_RATIO_CLAMP, low=0, open_low=True)
     output_clamp: float | None = None
 
-    def __post_init__(self) -> None:
-        check_number("coef", self.coef, low=0.0)
-        check_number("exponent_clamp", self.exponent_clamp, low=0.0, open_low=True)
-        check_choice("estimator", self.estimator, KL_ESTIMATORS)
+    def check(self) -> None:
+        """No clamp where it would cost the exact gradient."""
         if self.output_clamp is not None:
             check_number("output_clamp", self.output_clamp, low=0.0, open_low=True)
             if self.estimator in ("ratio_k3", "full"):

@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.distributions import Histogram
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
@@ -18,6 +17,7 @@ from rlobjectives.losses.kl import kl_estimate
 from rlobjectives.losses.quantile import ROUNDS, quantile_histogram, window_cutoff, window_quantile
 from rlobjectives.losses.ratios import token_ratio
 from rlobjectives.masking import select
+from rlobjectives.options import option
 from rlobjectives.statistics import Maximum, Mean, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -99,14 +99,9 @@ class KLCov(PolicyLoss):
     prepass_reads_advantages: ClassVar[bool] = True
     examples = ({"fraction": 0.3},)
 
-    fraction: float = 2e-3
-    coef: float = 1.0
+    fraction: float = option(2e-3, low=0, high=1, open_low=True)
+    coef: float = option(1.0, low=0)
     divergence: Literal["abs", "k2", "k3"] = "abs"
-
-    def __post_init__(self) -> None:
-        check_number("fraction", self.fraction, low=0.0, high=1.0, open_low=True)
-        check_number("coef", self.coef, low=0.0)
-        check_choice("divergence", self.divergence, ("abs", "k2", "k3"))
 
     def declared_statistics(self) -> Mapping[str, type[Stat]]:
         """Two means, then one histogram a round."""

@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from rlobjectives.checks import check_choice
 from rlobjectives.component import WindowContext
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.reductions.base import LossReduction, inverse
@@ -45,9 +44,6 @@ class SequenceMean(LossReduction):
 
     count: Count = "all"
 
-    def __post_init__(self) -> None:
-        check_choice("count", self.count, ("all", "nonempty"))
-
     def weights(self, layout: TokenLayout, context: WindowContext) -> Tensor:
         """``1 / (N · Tᵢ)`` for each sequence, with the whole sequence's Tᵢ."""
         return inverse(_sequences(context, self.count)) * inverse(layout.token_counts())
@@ -72,9 +68,6 @@ class SequenceSum(LossReduction):
     """
 
     count: Count = "all"
-
-    def __post_init__(self) -> None:
-        check_choice("count", self.count, ("all", "nonempty"))
 
     def weights(self, layout: TokenLayout, context: WindowContext) -> Tensor:
         """``1 / N`` for every sequence."""

@@ -69,8 +69,8 @@ def blocks(subject: Subject, example: Example) -> None:
     case, shard = example.draw(subject.refused), replace(example.shard, garbage=None)
     expected = whole(subject.fresh(), case, shard)
     with (
-        mock.patch("rlobjectives.layouts.padded.piece_limit", lambda device: 7),
-        mock.patch("rlobjectives.layouts.packed.piece_limit", lambda device: 7),
+        mock.patch("rlobjectives.layouts.padded.piece_limit", return_value=7),
+        mock.patch("rlobjectives.layouts.packed.piece_limit", return_value=7),
         mock.patch("rlobjectives.masking._WORTHWHILE", 0),
     ):
         assert_same(whole(subject.fresh(), case, shard), expected, 1e-12)

@@ -31,7 +31,9 @@ def _equal(subject: Subject, example: Example, constant: float) -> None:
     quiet = torch.zeros_like(case.columns["token_rewards"])
     case = replace(case, rewards=rewards).replaced(token_rewards=quiet).without(subject.refused)
     advantages = whole(objective, case).advantages
-    found = f"all rewards of a prompt are {constant}, and its advantages {advantages[flat].flatten().tolist()}"
+    found = (
+        f"all rewards of a prompt are {constant}, and its advantages {advantages[flat].flatten().tolist()}"
+    )
     require(not bool(advantages[flat].any()), found)
     require(bool(advantages[~flat].any()), "the advantages of a prompt with different rewards are 0")
     if not objective.estimator.token_level:

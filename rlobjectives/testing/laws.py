@@ -89,7 +89,14 @@ def _no_slope(subject: Subject) -> str:
 
 
 _FLOAT32 = {"dtype": torch.float32}
-_PLAIN = {"holes": 0.0, "empty_rows": 0.0, "dropped": 0.0, "unscored": 0.0, "spread": 0.5, "rewards": "normal"}
+_PLAIN = {
+    "holes": 0.0,
+    "empty_rows": 0.0,
+    "dropped": 0.0,
+    "unscored": 0.0,
+    "spread": 0.5,
+    "rewards": "normal",
+}
 _TWO_PROMPTS = {**_PLAIN, "sizes": (4, 4), "width": 5, "holes": 0.3}
 
 LAWS: tuple[Law, ...] = (
@@ -191,7 +198,12 @@ LAWS: tuple[Law, ...] = (
         holds=masks.empty,
         draws=({"sizes": (2, 3), "shard": Shard()}, {"sizes": (2, 3), "shard": Shard(packed=True)}),
     ),
-    Law(name="dummy", promise="so is a micro-batch without tokens", holds=masks.dummy, draws=({"sizes": (3, 3)},)),
+    Law(
+        name="dummy",
+        promise="so is a micro-batch without tokens",
+        holds=masks.dummy,
+        draws=({"sizes": (3, 3)},),
+    ),
     Law(
         name="equal rewards",
         promise="a prompt with equal rewards has advantages of exactly 0",
@@ -272,9 +284,19 @@ LAWS: tuple[Law, ...] = (
 """For parts and objectives, in the order in which they are tried."""
 
 METRIC_LAWS: tuple[Law, ...] = (
-    Law(name="partition", promise="folded over ranks it is the same", holds=metric_functions.cut, draws=(_TWO_PROMPTS, {})),
+    Law(
+        name="partition",
+        promise="folded over ranks it is the same",
+        holds=metric_functions.cut,
+        draws=(_TWO_PROMPTS, {}),
+    ),
     Law(name="layout", promise="padded, packed, in any order: the same", holds=metric_functions.forms),
-    Law(name="masking", promise="what does not count changes nothing", holds=metric_functions.masked, draws=({**_TWO_PROMPTS, "unscored": 0.4}, {})),
+    Law(
+        name="masking",
+        promise="what does not count changes nothing",
+        holds=metric_functions.masked,
+        draws=({**_TWO_PROMPTS, "unscored": 0.4}, {}),
+    ),
     Law(
         name="dropped",
         promise="dropped sequences leave no trace",

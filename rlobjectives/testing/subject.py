@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +17,7 @@ from rlobjectives.losses.base import TokenTerm
 from rlobjectives.objective import Objective
 from rlobjectives.reductions import LossReduction
 from rlobjectives.rollouts import Rollouts
+from rlobjectives.slots import slots_of
 from rlobjectives.statistics import Stat
 from rlobjectives.testing.cases import WHOLE, Case, Shard
 from rlobjectives.testing.examples import Example
@@ -25,7 +25,7 @@ from rlobjectives.testing.words import changed
 from rlobjectives.tokens import TokenBatch
 from rlobjectives.window import Window
 
-__all__ = ["Subject", "open_window", "roles", "subject_of"]
+__all__ = ["Subject", "open_window", "role_of", "subject_of"]
 
 P = TypeVar("P", bound=Component)
 
@@ -83,15 +83,12 @@ class Subject:
         return self.of_kind(TokenTerm)
 
 
-def roles() -> dict[str, type[Component]]:
-    """The kind of part that each field of `Objective` takes."""
-    hints = typing.get_type_hints(Objective)
-    found: dict[str, type[Component]] = {}
-    for one in fields(Objective):
-        for kind in (hints[one.name], *typing.get_args(hints[one.name])):
-            if isinstance(kind, type) and issubclass(kind, Component):
-                found[one.name] = kind
-    return found
+def role_of(part: object) -> str:
+    """The field of an objective that a part is put into: one whose usual class it is, else that of its kind."""
+    slots = slots_of(Objective)
+    usual = [name for name, slot in slots.items() if not slot.several and isinstance(part, slot.kinds[0])]
+    free = sorted(slots, key=lambda name: not slots[name].several)
+    return next(iter([*usual, *(name for name in free if isinstance(part, slots[name].kinds))]), "")
 
 
 def subject_of(part: Any) -> Subject:
@@ -107,23 +104,24 @@ def subject_of(part: Any) -> Subject:
         if isinstance(part(Example().draw().rollouts()), Mapping):
             return Subject(objective.name, Objective(estimator=GRPO()), {}, part)
         return Subject(objective.name, objective, {"estimator": objective.estimator})
-    role = next((name for name, kind in roles().items() if isinstance(part, kind)), None)
-    if role is None:
+    role = role_of(part)
+    if not role:
         raise CapabilityError(
             f"check_part was given {part!r}; expected an instance of a part (an estimator, a loss, a reduction, …), an "
             "Objective, or a function of Rollouts."
         )
     label = changed(part)
-    objective = Objective(**{"estimator": GRPO(), role: part, "name": label})
-    return Subject(label, objective, {role: part})
+    given = (part,) if slots_of(Objective)[role].several else part
+    objective = Objective(**{"estimator": GRPO(), role: given, "name": label})
+    return Subject(label, objective, {scope: one for scope, one in objective.parts().items() if one is part})
 
 
-def open_window(
-    objective: Objective, case: Case, shard: Shard = WHOLE
-) -> tuple[Window, Tensor, TokenBatch]:
+def open_window(objective: Objective, case: Case, shard: Shard = WHOLE) -> tuple[Window, Tensor, TokenBatch]:
     """A frozen window of one micro-batch, its estimate, and its tokens with advantages."""
     rows = torch.arange(case.count)
-    estimate = objective.estimator.estimate(case.rollouts(shard=Shard(packed=shard.packed, extra=shard.extra)))
+    estimate = objective.estimator.estimate(
+        case.rollouts(shard=Shard(packed=shard.packed, extra=shard.extra))
+    )
     tokens = case.tokens(rows, shard)
     builder = objective.window()
     builder.add(estimate=estimate, layout=tokens.layout)

@@ -29,8 +29,8 @@ from rlobjectives import (
 )
 from rlobjectives.functional import grpo_estimate, whiten
 from rlobjectives.statistics import Moments
-from tests.oracles import normalised as oracle
 from rlobjectives.testing.cases import draw_case
+from tests.oracles import normalised as oracle
 
 GROUP = [1.0, 0.0, 0.5, 0.0]
 
