@@ -81,6 +81,7 @@ from rlobjectives.losses import (
     TokenTerm,
 )
 from rlobjectives.objective import Objective
+from rlobjectives.options import bounds, option
 from rlobjectives.reductions import (
     FixedBudget,
     LengthPower,
@@ -192,12 +193,14 @@ __all__ = [
     "WindowContext",
     "WindowError",
     "advantage_metrics",
+    "bounds",
     "check_agreement",
     "ends_together",
     "functional",
     "group_metrics",
     "length_metrics",
     "merge_reports",
+    "option",
     "reward_matrix",
     "reward_metrics",
     "synchronize",

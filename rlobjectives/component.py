@@ -37,7 +37,8 @@ class Metric:
 class Component(abc.ABC):
     """Base of estimators, losses, reductions and what rides along.
 
-    A part is a frozen dataclass with keyword-only options. What it declares here is static, so that
+    A part is a frozen dataclass with keyword-only options. Each is checked against its type and bounds
+    (`rlobjectives.option`) when a part is made, then `check` looks at them together. What it declares here is static, so that
     every rank lays its statistics out the same way even when it holds no data.
     """
 

@@ -100,7 +100,7 @@ class GDPO(RewardWeights, Estimator):
     on_singleton: Literal["error", "zero"] = "error"
 
     def check(self) -> None:
-        """No weight is left without a reward, nor all of them zero."""
+        """Weights are at least two, differ in float32 where they differ at all, and are not all zero."""
         super().check()
         if self.weights is not None:
             values = tuple(self.weights.values() if isinstance(self.weights, dict) else self.weights)
