@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
@@ -17,6 +17,8 @@ from rlobjectives.options import check_fields, resolve_annotations
 from rlobjectives.statistics import Stat
 
 __all__ = ["Component", "Metric", "WindowContext"]
+
+_Kind = TypeVar("_Kind", bound=Stat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,20 @@ class WindowContext:
     statistics: Mapping[str, Stat]
     context_sum: Callable[[Tensor], Tensor] = _identity
     round: int = 0
+
+    def get(self, name: str, kind: type[_Kind]) -> _Kind:
+        """One of the part's own statistics, of the kind it was declared as.
+
+        Raises:
+            WindowError: If the part never declared it, or declared another kind.
+        """
+        stat = self[name]
+        if not isinstance(stat, kind):
+            raise WindowError(
+                f"The window statistic {name!r} is {type(stat).__name__}; expected {kind.__name__}. Declare that kind in "
+                "window_statistics, or read the one that is there."
+            )
+        return stat
 
     def __getitem__(self, name: str) -> Stat:
         """One of the part's own statistics.

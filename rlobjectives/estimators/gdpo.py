@@ -216,7 +216,6 @@ class GDPO(RewardWeights, Estimator):
         combined = estimate[:, 0]
         if self.whiten_unit == "none":
             return combined
-        moments = context["combined"]
-        assert isinstance(moments, Moments)
+        moments = context.get("combined", Moments)
         white = whiten(combined, moments, ddof=1, epsilon=self.whiten_epsilon, mode=self.whiten_mode)
         return torch.where((estimate[:, 1] > 0) & (estimate[:, 2] > 0), white, 0.0)
