@@ -14,6 +14,7 @@ from rlobjectives import (
     LossReduction,
     PolicyCorrection,
     PolicyLoss,
+    Rollouts,
     TokenTerm,
     TokenWeights,
 )
@@ -88,6 +89,6 @@ SLOTS: Mapping[str, type[Component]] = {
 whole = OwnTerm(scale=3.0)
 
 
-def centred(rollouts):
+def centred(rollouts: Rollouts) -> torch.Tensor:
     """An estimator that is a plain function."""
     return rollouts.rewards.sum(1) - rollouts.group_mean(rollouts.rewards.sum(1))

@@ -27,6 +27,9 @@ _CLASS = re.compile(r"Problem with given class_path '([^']+)'")
 _UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (\S+)")
 _UNKNOWN_OPTION = re.compile(r"Option '([^']+)' is not accepted")
 _UNKNOWN_FIELD = re.compile(r"Group '([^']+)' does not accept option '([^'.]+)[^']*'")
+_OTHER_KIND = re.compile(
+    r"Import path \S+ does not correspond to a subclass of"
+)  # another class was tried as well
 _UNKNOWN_NAME = re.compile(r"""Unable to load config ['"]([^'"]*)['"]""")
 
 
@@ -62,6 +65,7 @@ def readable(report: str) -> str:
     place = ".".join(dict.fromkeys(keys))
     last = place.rpartition(".")[2]
     reasons = [_UNKNOWN_NAME.sub(lambda found: _no_name(last, found.group(1)), one) for one in reasons]
+    reasons = [one for one in reasons if not _OTHER_KIND.match(one)] or reasons
     reason = "; ".join(dict.fromkeys(reasons)) or report.strip()
     return shortened(f"{place}: {reason}" if place else reason)
 
