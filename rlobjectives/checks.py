@@ -36,6 +36,7 @@ __all__ = [
     "refuse_booleans",
     "refuse_rows",
     "shown",
+    "suggestion",
 ]
 
 LOGPROBS = ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs")
@@ -53,6 +54,12 @@ def shown(value: object) -> str:
     """How a value is shown in a message: a long one by its beginning."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def suggestion(name: object, known: Iterable[str], quote: str = "'") -> str:
+    """The question whether a known name was meant, after a space; nothing where none is close."""
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f" Did you mean {quote}{close[0]}{quote}?" if close else ""
 
 
 def check_tensor(name: str, value: object) -> None:
@@ -268,10 +275,9 @@ def check_options(where: str, kind: type, options: Iterable[str]) -> None:
     names = [one.name for one in dataclasses.fields(kind) if one.init]
     for option in options:
         if option not in names:
-            close = difflib.get_close_matches(str(option), names, n=1)
             raise CapabilityError(
                 f"{where}: {kind.__name__} has no option {shown(option)}; it has {', '.join(names) or 'none'}."
-                + (f" Did you mean {close[0]!r}?" if close else "")
+                + suggestion(option, names)
             )
 
 

@@ -317,7 +317,7 @@ def options(rng: random.Random, failures: Failures) -> None:
     if objective is not None:
         layout = layouts(rng)
         rollouts = Rollouts(**rollout_columns(layout))
-        if kind is not rlobjectives.FunctionEstimator:
+        if kind not in (rlobjectives.FunctionEstimator, rlobjectives.GivenAdvantages):
             estimate = failures.run(lambda: objective.estimator.estimate(rollouts), words)
             if estimate is not None:
                 step(objective, estimate, layout, None, failures, words)
@@ -367,7 +367,7 @@ def shapes(rng: random.Random, failures: Failures) -> None:
 ESTIMATORS: list[Estimator] = [
     kind(**NEEDED.get(kind.__name__, {}))
     for kind in PARTS
-    if issubclass(kind, Estimator) and kind.__name__ != "FunctionEstimator"
+    if issubclass(kind, Estimator) and kind.__name__ not in ("FunctionEstimator", "GivenAdvantages")
 ]
 OBJECTIVES = [
     Objective(**{"estimator": GRPO(), role: kind(**NEEDED.get(kind.__name__, {}))}, name=kind.__name__)

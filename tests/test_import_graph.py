@@ -24,7 +24,7 @@ LAYERS = (
     {"rollouts", "scores", "tokens", "packing"},
     {"component", "logprobs"},
     {"estimators", "losses", "reductions"},
-    {"functional", "registry", "building"},
+    {"functional", "registry", "slots", "building"},
     {"window"},
     {"objective"},
     {"__init__"},

@@ -67,7 +67,9 @@ def one_message(place: str = "") -> Iterator[None]:
             if isinstance(cause, _OURS):
                 raise ConfigurationError(shortened(f"{prefix}{cause}")) from error
         # Without this function and the place of the `with` itself, where every traceback begins.
-        frames = [*_frames(error)[2:], *(frame for one in [*_chain(error)][1:] for frame in _frames(one))]
+        frames = [frame for one in [*_chain(error)][1:] for frame in _frames(one)]
+        # Where several classes were tried, the parser itself speaks, and only its text holds what they raised.
+        frames += [] if str(error).startswith("Does not validate against any") else _frames(error)[2:]
         if any(_is_own(frame.filename) for frame in frames):
             raise
         for cause in _chain(error):

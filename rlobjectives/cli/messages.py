@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 
+from rlobjectives.checks import suggestion
 from rlobjectives.cli.slots import Slot
 from rlobjectives.registry import ALGORITHMS
 
@@ -28,6 +28,9 @@ _CLASS = re.compile(r"Problem with given class_path '([^']+)'")
 _UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (\S+)")
 _UNKNOWN_OPTION = re.compile(r"Option '([^']+)' is not accepted")
 _UNKNOWN_FIELD = re.compile(r"Group '([^']+)' does not accept option '([^'.]+)[^']*'")
+_OTHER_KIND = re.compile(
+    r"Import path \S+ does not correspond to a subclass of"
+)  # another class was tried as well
 _UNKNOWN_NAME = re.compile(r"""Unable to load config ['"]([^'"]*)['"]""")
 
 
@@ -63,6 +66,7 @@ def readable(report: str) -> str:
     place = ".".join(dict.fromkeys(keys))
     last = place.rpartition(".")[2]
     reasons = [_UNKNOWN_NAME.sub(lambda found: _no_name(last, found.group(1)), one) for one in reasons]
+    reasons = [one for one in reasons if not _OTHER_KIND.match(one)] or reasons
     reason = "; ".join(dict.fromkeys(reasons)) or report.strip()
     return shortened(f"{place}: {reason}" if place else reason)
 
@@ -99,6 +103,4 @@ def _explained(line: str, slot: Slot) -> str:
 def _no_name(key: str, name: str) -> str:
     if key != "objective":
         return f"{name!r} is no file; expected options by their names, as {key}: {{option: value}}"
-    close = difflib.get_close_matches(name, ALGORITHMS, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    return f"no objective is named {name!r}.{hint} `rlobjectives algorithms` lists them; or give the parts"
+    return f"no objective is named {name!r}.{suggestion(name, ALGORITHMS, '')} `rlobjectives algorithms` lists them; or give the parts"

@@ -21,7 +21,17 @@ __all__ = ["AdvantageShaping", "Distillation", "DivergenceDistillation", "Revers
 
 
 class AdvantageShaping(Component):
-    """A part that changes advantages token by token, after the estimator has finished."""
+    """A part that changes advantages token by token, after the estimator has finished.
+
+    Example:
+        >>> from rlobjectives import GRPO, Objective
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Halved(AdvantageShaping):
+        ...     def shape(self, tokens):
+        ...         return tokens.replace(advantages=0.5 * tokens.need("advantages", "Halved")), {}
+        >>> Objective(estimator=GRPO(), distillation=Halved()).shapings()
+        (Halved(),)
+    """
 
     @abc.abstractmethod
     def shape(self, tokens: TokenBatch) -> tuple[TokenBatch, dict[str, Stat]]:
