@@ -85,6 +85,7 @@ from rlobjectives.losses import (
     TokenWeights,
 )
 from rlobjectives.objective import Objective
+from rlobjectives.options import bounds, option
 from rlobjectives.reductions import (
     FixedBudget,
     LengthPower,
@@ -200,12 +201,14 @@ __all__ = [
     "WindowContext",
     "WindowError",
     "advantage_metrics",
+    "bounds",
     "check_agreement",
     "ends_together",
     "functional",
     "group_metrics",
     "length_metrics",
     "merge_reports",
+    "option",
     "reward_matrix",
     "reward_metrics",
     "synchronize",

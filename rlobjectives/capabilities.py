@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from rlobjectives.checks import (
-    check_choice,
-    shown,
-)
+from rlobjectives.checks import check_choice, shown
 from rlobjectives.errors import CapabilityError
 from rlobjectives.options import check_fields, option
 

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
@@ -17,6 +17,8 @@ from rlobjectives.options import check_fields, resolve_annotations
 from rlobjectives.statistics import Stat
 
 __all__ = ["Component", "Metric", "WindowContext"]
+
+_Kind = TypeVar("_Kind", bound=Stat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class Metric:
 class Component(abc.ABC):
     """Base of estimators, losses, reductions and what rides along.
 
-    A part is a frozen dataclass with keyword-only options. What it declares here is static, so that
+    A part is a frozen dataclass with keyword-only options. Each is checked against its type and bounds
+    (`rlobjectives.option`) when a part is made, then `check` looks at them together. What it declares here is static, so that
     every rank lays its statistics out the same way even when it holds no data.
     """
 
@@ -124,6 +127,20 @@ class WindowContext:
     statistics: Mapping[str, Stat]
     context_sum: Callable[[Tensor], Tensor] = _identity
     round: int = 0
+
+    def get(self, name: str, kind: type[_Kind]) -> _Kind:
+        """One of the part's own statistics, of the kind it was declared as.
+
+        Raises:
+            WindowError: If the part never declared it, or declared another kind.
+        """
+        stat = self[name]
+        if not isinstance(stat, kind):
+            raise WindowError(
+                f"The window statistic {name!r} is {type(stat).__name__}; expected {kind.__name__}. Declare that kind in "
+                "window_statistics, or read the one that is there."
+            )
+        return stat
 
     def __getitem__(self, name: str) -> Stat:
         """One of the part's own statistics.

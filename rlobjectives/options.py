@@ -9,7 +9,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, field
+from dataclasses import field
 from typing import Any, Literal, TypeVar
 
 from rlobjectives.checks import check_choice, check_int, check_number, shown
@@ -116,9 +116,15 @@ def _checks(kind: type[Any]) -> tuple[tuple[str, object, _Check], ...]:
         if not one.init:  # no option: the part sets it itself, maybe later
             continue
         declared = _evaluated(one.type, kind) if isinstance(one.type, str) else one.type
-        check = _check_of(declared, _bounds_of(kind, one.name))
+        limits = _bounds_of(kind, one.name)
+        check = _check_of(declared, limits)
+        if limits and not _is_number(declared):
+            raise TypeError(
+                f"{kind.__name__}.{one.name} has bounds, but is declared {declared}; bounds are of int, float, or one "
+                "of them or None. Leave them out and look at the value in check()."
+            )
         if check is not None:
-            found.append((one.name, one.default if one.default is not MISSING else MISSING, check))
+            found.append((one.name, one.default, check))
     return tuple(found)
 
 
@@ -144,14 +150,24 @@ def _check_of(declared: object, limits: Mapping[str, Any]) -> _Check | None:
         choices = typing.get_args(declared)
         return lambda _, name, value: check_choice(name, value, choices)
     if declared is int:
-        low = limits.get("low", -(2**63))
-        what = "a positive integer" if low == 1 else "" if "low" in limits else "an integer"
-        return lambda _, name, value: check_int(name, value, low=low, what=what)
+        return functools.partial(_check_whole, limits)
     if declared is float:
         return lambda _, name, value: check_number(name, value, **limits)
     if isinstance(declared, type) and declared in _PLAIN:
         return functools.partial(_check_plain, declared)
     return None
+
+
+def _is_number(declared: object) -> bool:
+    return {int, float} >= {*(typing.get_args(declared) or (declared,))} - {types.NoneType}
+
+
+def _check_whole(limits: Mapping[str, Any], part: object, name: str, value: object) -> None:
+    del part
+    low = limits.get("low", -(2**63))
+    what = "a positive integer" if low == 1 else "" if "low" in limits else "an integer"
+    check_int(name, value, low=low, what=what)
+    check_number(name, value, **limits)  # a highest value, or bounds that are refused themselves
 
 
 def _check_plain(kind: type, part: object, name: str, value: object) -> None:
@@ -166,7 +182,8 @@ def resolve_annotations(kind: type) -> None:
     """Replace the annotations of a class that are texts by what they mean where the class is defined.
 
     Parsers of configurations evaluate those of base classes in the module of the derived class, which need not know
-    the names, and then take every option for untyped. A name that is known to type checkers alone stays a text.
+    the names, and then take every option for untyped. What cannot be evaluated, such as a name that only type checkers
+    know, stays a text.
     """
     kind.__annotations__ = {
         name: _evaluated(declared, kind) if isinstance(declared, str) else declared
@@ -179,5 +196,5 @@ def _evaluated(declared: str, kind: type) -> object:
     module = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
     try:
         return typing.get_type_hints(holder, module, dict(vars(kind)))["it"]
-    except NameError:
+    except (AttributeError, NameError, SyntaxError, TypeError):  # whatever a user's annotation may be
         return declared

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from rlobjectives import (
+    GRPO,
     AdvantageShaping,
     Component,
     Estimator,
+    FixedBudget,
     LossReduction,
+    Objective,
     PolicyCorrection,
     PolicyLoss,
     Rollouts,
@@ -92,3 +95,8 @@ whole = OwnTerm(scale=3.0)
 def centred(rollouts: Rollouts) -> torch.Tensor:
     """An estimator that is a plain function."""
     return rollouts.rewards.sum(1) - rollouts.group_mean(rollouts.rewards.sum(1))
+
+
+def ready(budget: int = 3) -> Objective:
+    """A whole objective."""
+    return Objective(estimator=GRPO(), reduction=FixedBudget(max_tokens=budget))

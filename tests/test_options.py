@@ -26,7 +26,7 @@ class Own(GRPO):
 
     share: float = option(0.5, low=0, high=1, open_low=True)
     times: int = field(metadata=bounds(low=1))
-    shift: int = -3
+    shift: int = option(-3, high=8)
     side: Literal["left", "right"] = "left"
     degree: Literal[0, 1] = 0
     cap: float | None = option(None, low=1, open_low=True)
@@ -51,6 +51,7 @@ class Own(GRPO):
         ({"times": 0}, "times is 0; expected a positive integer of at most 64 bits."),
         ({"times": True}, "times is True; expected a positive integer"),
         ({"shift": 1.0}, "shift is 1.0; expected an integer of at most 64 bits."),
+        ({"shift": 9}, "shift is 9; expected a finite number in (-inf, 8]."),
         ({"side": "up"}, "side is 'up'; expected one of 'left', 'right'."),
         ({"degree": True}, "degree is True; expected one of 0, 1."),
         ({"degree": 2}, "degree is 2; expected one of 0, 1."),
@@ -75,6 +76,27 @@ def test_what_is_allowed_passes():
     assert pickle.loads(pickle.dumps(Own(times=4))).times == 4
     with pytest.raises(CapabilityError, match="times is 0"):
         dataclasses.replace(part, times=0)
+
+
+def test_bounds_of_what_is_no_number_are_refused():
+    @dataclass(frozen=True, kw_only=True)
+    class Odd(GRPO):
+        shares: tuple[float, ...] = option((0.5,), low=0)
+
+    with pytest.raises(TypeError, match=r"Odd.shares has bounds, but is declared tuple\[float, ...\]"):
+        Odd()
+
+
+def test_annotations_that_cannot_be_evaluated_stay_texts():
+    @dataclass(frozen=True, kw_only=True)
+    class Odd(GRPO):
+        quoted: "Fraction" | None = None  # noqa: UP037
+        absent: dataclasses.NoSuchThing = None  # type: ignore[name-defined]
+        share: float = option(0.5, low=0)
+
+    assert Odd(quoted=3).quoted == 3
+    with pytest.raises(CapabilityError, match="share is -1.0"):
+        Odd(share=-1.0)
 
 
 def test_another_default_keeps_the_bounds():

@@ -13,6 +13,7 @@ from rlobjectives import (
     CapabilityError,
     ClippedSurrogate,
     Combined,
+    FixedBudget,
     FunctionEstimator,
     GivenAdvantages,
     ImportanceCorrection,
@@ -168,6 +169,14 @@ class TestAlike:
         option = "--model.init_args.objective"
         found = parsed("--model", POLICY, f"{option}=dapo", f"{option}.correction={MODULE}:OwnCorrection")
         assert found.correction == OwnCorrection()
+
+    def test_a_function_that_makes_the_whole_objective(self, tmp_path: Any) -> None:
+        name, arguments = f"{MODULE}:ready", {"budget": 5}
+        told = Objective.named(name, **arguments)
+        assert told.reduction == FixedBudget(max_tokens=5)
+        assert in_trl(tmp_path / "trl.yaml", name, arguments) == told
+        with pytest.raises(CapabilityError, match="a function, which a configuration cannot hold"):
+            in_yaml(tmp_path / "run.yaml", name, objective_args=arguments)
 
     def test_a_mapping_of_all_fields_goes_to_trl_too(self) -> None:
         pytest.importorskip("trl")

@@ -78,9 +78,7 @@ def one_message(place: str = "") -> Iterator[None]:
         if isinstance(error, UnicodeDecodeError):
             raise ConfigurationError(f"{prefix}the file is not UTF-8: {error}.") from error
         if isinstance(error, OverflowError):  # the parser makes floats of whole numbers
-            raise ConfigurationError(
-                f"{prefix}a whole number is too large where a number is expected: {error}. Write one below 1e308."
-            ) from error
+            raise ConfigurationError(f"{prefix}{readable(str(error))}") from error
         kind = "" if isinstance(error, _CLEAR) else f"{type(error).__name__}: "
         raise ConfigurationError(
             f"{prefix}{kind}{readable(str(error))} ({DEBUG}=1 shows the traceback)"

@@ -22,6 +22,7 @@ _NOISE = re.compile(
 # What Python says inside the parser where a class or its options have the wrong form.
 _NO_OPTIONS = re.compile(r"'(\w+)' object has no attribute 'keys'")
 _NO_PATH = re.compile(r"argument of type '(\w+)' is not iterable|unhashable type: '(\w+)'")
+_TOO_LARGE = "int too large to convert to float"
 _KEY = re.compile(r'Parser key "([^"]+)":?\s*(.*)')
 _CLASS = re.compile(r"Problem with given class_path '([^']+)'")
 _UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (\S+)")
@@ -92,6 +93,8 @@ def _explained(line: str, slot: Slot) -> str:
         return f"init_args is a {found.group(1)}; expected options by their names, as init_args: {{option: value}}"
     if found := _NO_PATH.fullmatch(line):
         return f"class_path is a {found.group(1) or found.group(2)}; expected the name of a class"
+    if _TOO_LARGE in line:
+        return "a whole number is too large where a number is expected; write one below 1e308"
     line = _UNKNOWN_CLASS.sub(lambda found: slot.no_class(found.group(1)), line)
     line = _UNKNOWN_OPTION.sub(lambda found: slot.no_option(found.group(1)), line)
     return _UNKNOWN_FIELD.sub(lambda found: slot.below(found.group(1)).no_option(found.group(2)), line)

@@ -11,7 +11,7 @@ import yaml
 from jsonargparse import get_loader, set_loader
 
 from rlobjectives.building import spelled
-from rlobjectives.errors import UnknownAlgorithmError
+from rlobjectives.errors import CapabilityError, UnknownAlgorithmError
 from rlobjectives.registry import ALGORITHMS, resolve
 
 __all__ = ["names_in_arguments", "names_in_files", "parts_of", "spelled_out"]
@@ -27,11 +27,21 @@ def parts_of(name: str, overrides: Mapping[str, Any] | None = None) -> dict[str,
         name: A key of `ALGORITHMS`, or ``"package.module:Name"``.
         overrides: By field, as in ``objective_args``.
 
+    Raises:
+        CapabilityError: If the name is that of a function, or an override does not fit.
+        UnknownAlgorithmError: If it is nobody's.
+
     Example:
         >>> parts_of("gpg")["policy_loss"]
         {'class_path': 'rlobjectives.Reinforce', 'init_args': {}}
     """
-    return _dotted(spelled(name, overrides or {}))  # type: ignore[no-any-return]  # a dictionary stays one
+    found: dict[str, Any] = _dotted(spelled(name, overrides or {}))
+    if "class_path" in found:
+        raise CapabilityError(
+            f"objective is {name!r}, a function, which a configuration cannot hold. Name an estimator's class, or give the "
+            "parts."
+        )
+    return found
 
 
 @contextlib.contextmanager

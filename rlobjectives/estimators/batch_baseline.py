@@ -104,8 +104,7 @@ class BatchBaseline(RewardWeights, Estimator):
     def finalize(self, estimate: Tensor, layout: TokenLayout, context: WindowContext) -> Tensor:
         """Subtract the window's mean; divide by its spread if asked."""
         del layout
-        moments = context["rewards"]
-        assert isinstance(moments, Moments)
+        moments = context.get("rewards", Moments)
         advantage = estimate[:, 0] - moments.mean
         if self.scale == "batch":
             advantage = whiten(estimate[:, 0], moments, ddof=self.ddof, epsilon=self.epsilon)

@@ -101,7 +101,7 @@ class GDPO(RewardWeights, Estimator):
     on_singleton: Literal["error", "zero"] = "error"
 
     def check(self) -> None:
-        """No weight is left without a reward, nor all of them zero."""
+        """Weights are at least two, differ in float32 where they differ at all, and are not all zero."""
         super().check()
         if self.weights is not None:
             values = tuple(self.weights.values() if isinstance(self.weights, dict) else self.weights)
@@ -217,7 +217,6 @@ class GDPO(RewardWeights, Estimator):
         combined = estimate[:, 0]
         if self.whiten_unit == "none":
             return combined
-        moments = context["combined"]
-        assert isinstance(moments, Moments)
+        moments = context.get("combined", Moments)
         white = whiten(combined, moments, ddof=1, epsilon=self.whiten_epsilon, mode=self.whiten_mode)
         return torch.where((estimate[:, 1] > 0) & (estimate[:, 2] > 0), white, 0.0)

@@ -215,8 +215,7 @@ class GRPO(RewardWeights, Estimator):
         del layout
         if self.scale != "batch":
             return estimate
-        moments = context["rewards"]
-        assert isinstance(moments, Moments)
+        moments = context.get("rewards", Moments)
         std, centred = moments.std(self.ddof), estimate[:, 0]
         divisor = std + self.epsilon if self.epsilon_mode == "add" else std.clamp_min(self.epsilon)
         return torch.where(centred == 0, 0.0, centred / divisor)  # no reward differs: 0 even over 0

@@ -104,8 +104,7 @@ class Normalized(Estimator):
         raw = self._raw(estimate, layout)
         if self.normalize == "none":
             return raw
-        moments = context["moments"]
-        assert isinstance(moments, Moments)
+        moments = context.get("moments", Moments)
         white = whiten(raw, moments, ddof=self.ddof, epsilon=self.epsilon, mode=self.epsilon_mode)
         counted = True if self.token_level else self._counted(estimate)
         return torch.where(differs(context) & counted, white, 0.0)

@@ -117,9 +117,4 @@ def _round(turn: int) -> str:
 
 
 def _rounds(context: WindowContext, count: int) -> list[Histogram]:
-    found = []
-    for turn in range(count):
-        histogram = context[_round(turn)]
-        assert isinstance(histogram, Histogram)
-        found.append(histogram)
-    return found
+    return [context.get(_round(turn), Histogram) for turn in range(count)]

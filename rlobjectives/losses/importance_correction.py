@@ -275,8 +275,7 @@ class ImportanceCorrection(PolicyCorrection):
         mismatch, mask = Mismatch.of(tokens, context), tokens.layout.mask
         weight, keep, outside = self._weights(mismatch, tokens.layout)
         if self.normalize:
-            mean = context["weight"]
-            assert isinstance(mean, Mean)
+            mean = context.get("weight", Mean)
             weight = weight / torch.where(mean.value > 0, mean.value, 1.0)
         weight = select(weight, keep)
         metrics: dict[str, Stat] = {

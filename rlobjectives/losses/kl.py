@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_choice, check_number
+from rlobjectives.checks import check_choice
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.losses.base import TokenLoss, TokenTerm
@@ -129,17 +129,15 @@ class KLPenalty(TokenTerm):
     coef: float = option(0.001, low=0)
     estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "ratio_k3", "full"] = "k3"
     exponent_clamp: float = option(LOG_RATIO_CLAMP, low=0, open_low=True)
-    output_clamp: float | None = None
+    output_clamp: float | None = option(None, low=0, open_low=True)
 
     def check(self) -> None:
         """No clamp where it would cost the exact gradient."""
-        if self.output_clamp is not None:
-            check_number("output_clamp", self.output_clamp, low=0.0, open_low=True)
-            if self.estimator in ("ratio_k3", "full"):
-                raise CapabilityError(
-                    f"output_clamp is {self.output_clamp!r}, but {self.estimator!r} has the exact gradient, "
-                    "and would lose it where the divergence is largest. Leave output_clamp out."
-                )
+        if self.output_clamp is not None and self.estimator in ("ratio_k3", "full"):
+            raise CapabilityError(
+                f"output_clamp is {self.output_clamp!r}, but {self.estimator!r} has the exact gradient, "
+                "and would lose it where the divergence is largest. Leave output_clamp out."
+            )
 
     @property
     def straight_through(self) -> bool:

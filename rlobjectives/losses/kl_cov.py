@@ -148,7 +148,7 @@ class KLCov(PolicyLoss):
 
     def _covariance(self, tokens: TokenBatch, context: WindowContext) -> Tensor:
         select = tokens.layout.select
-        means = [stat.value for name in _MEANS if isinstance(stat := context[name], Mean)]
+        means = [context.get(name, Mean).value for name in _MEANS]
         advantages = tokens.need("advantages", "KLCov")
         return select(token_covariance(select(tokens.logprobs), select(advantages), *means))
 
@@ -161,5 +161,4 @@ def _kinds(turn: int) -> Mapping[str, type[Stat]]:
 
 
 def _histograms(context: WindowContext, count: int) -> list[Histogram]:
-    found = [context[f"round_{turn}"] for turn in range(1, count + 1)]
-    return [stat for stat in found if isinstance(stat, Histogram)]
+    return [context.get(f"round_{turn}", Histogram) for turn in range(1, count + 1)]

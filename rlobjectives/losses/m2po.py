@@ -166,8 +166,7 @@ class M2PO(PolicyLoss):
         return loss._replace(metrics={**loss.metrics, **ratio_metrics(ratio, layout.mask)})
 
     def _rounds(self, context: WindowContext, count: int) -> list[Histogram]:
-        found = [context[f"round_{turn}"] for turn in range(count)]
-        return [stat for stat in found if isinstance(stat, Histogram)]
+        return [context.get(f"round_{turn}", Histogram) for turn in range(count)]
 
     def _bounded(self, ratio: Ratio, tokens: TokenBatch) -> Tensor:
         if self.masks:

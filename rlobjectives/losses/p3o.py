@@ -246,9 +246,7 @@ class P3O(PolicyLoss):
 
     def _effective_size(self, log: Tensor, layout: TokenLayout, context: WindowContext) -> Tensor:
         if self.ess_scope == "step":
-            weights = context["weights"]
-            assert isinstance(weights, EffectiveSize)
-            return weights.value(self.epsilon)
+            return context.get("weights", EffectiveSize).value(self.epsilon)
         whole = self.ess_scope == "micro_batch"
         return segment_effective_size(log, layout, context, whole=whole, epsilon=self.epsilon)
 

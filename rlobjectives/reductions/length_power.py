@@ -61,9 +61,7 @@ class LengthPower(LossReduction):
 
     def weights(self, layout: TokenLayout, context: WindowContext) -> Tensor:
         """``T^−α / (M·Σ T^−α)`` for each sequence."""
-        powers = context["powers"]
-        assert isinstance(powers, Sum)
-        return self._powers(layout) * inverse(powers.value) / self.max_tokens
+        return self._powers(layout) * inverse(context.get("powers", Sum).value) / self.max_tokens
 
     def _powers(self, layout: TokenLayout) -> Tensor:
         lengths = layout.token_counts()

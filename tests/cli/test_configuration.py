@@ -64,6 +64,10 @@ def config(tmp_path, monkeypatch):
         ),
         ("--model.init_args.micro_batchsize=2", "Did you mean micro_batch_size? TablePolicy takes:"),
         (
+            f"{OBJECTIVE}.estimator.init_args.epsilon=1{'0' * 400}",
+            "a whole number is too large where a number is expected; write one below 1e308",
+        ),
+        (
             f"{OBJECTIVE}.estimator.init_args.epsilon=abc",
             "estimator.epsilon: Expected a <class 'float'>. Got value: abc",
         ),
