@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from rlobjectives.checks import (
-    check_choice,
-    check_int,
-    check_number,
-    check_plain_options,
-    check_positive_int,
-    shown,
-)
+from rlobjectives.checks import check_choice, shown
 from rlobjectives.errors import CapabilityError
+from rlobjectives.options import check_fields, option
 
 __all__ = ["Capabilities", "TrainerFacts", "check"]
 
@@ -129,54 +122,34 @@ class TrainerFacts:
         importance_correction: The trainer already weights tokens for the mismatch with the sampler.
     """
 
-    num_generations: int | None = None
-    num_rewards: int | None = None
+    num_generations: int | None = option(None, low=1)
+    num_rewards: int | None = option(None, low=0)
     reward_names: tuple[str, ...] | None = None
-    window_sequences: int | None = None
+    window_sequences: int | None = option(None, low=1)
     window_settings: str | None = None
-    updates_per_rollout: int | None = None
-    max_staleness: int | None = None
-    temperature: float | None = None
-    policy_temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
+    updates_per_rollout: int | None = option(None, low=1)
+    max_staleness: int | None = option(None, low=0)
+    temperature: float | None = option(None, low=0)
+    policy_temperature: float | None = option(None, low=0)
+    top_p: float | None = option(None, low=0, high=1)
+    top_k: int | None = option(None, low=-1)  # some samplers say −1 for all
+    min_p: float | None = option(None, low=0, high=1)
     behavior_logprobs: str | None = None
     normalize_advantages: bool | None = None
     has_critic: bool | None = None
     has_reference: bool | None = None
     has_teacher: bool | None = None
     can_prepass: bool | None = None
-    context_parallel_size: int | None = None
+    context_parallel_size: int | None = option(None, low=1)
     whole_groups_per_window: bool | None = None
-    dropout: float | None = None
+    dropout: float | None = option(None, low=0, high=1)
     forward_side_effects: tuple[str, ...] | None = None
     recomputes_loss: bool | None = None
     old_logprobs: str | None = None
     importance_correction: bool | None = None
 
     def __post_init__(self) -> None:
-        check_plain_options(self)
-        for name in ("num_generations", "updates_per_rollout", "context_parallel_size", "window_sequences"):
-            if (value := getattr(self, name)) is not None:
-                check_positive_int(name, value)
-        for name, least in (
-            ("num_rewards", 0),
-            ("max_staleness", 0),
-            ("top_k", -1),
-        ):  # some samplers say −1 for all
-            if (value := getattr(self, name)) is not None:
-                check_int(name, value, low=least)
-        for name, high in (
-            ("temperature", math.inf),
-            ("policy_temperature", math.inf),
-            ("dropout", 1.0),
-            ("min_p", 1.0),
-        ):
-            if (value := getattr(self, name)) is not None:
-                check_number(name, value, low=0.0, high=high)
-        if self.top_p is not None:
-            check_number("top_p", self.top_p, low=0.0, high=1.0)
+        check_fields(self)
         for name, example in (("forward_side_effects", "BatchNorm statistics"), ("reward_names", "correct")):
             texts = getattr(self, name)
             listed = isinstance(texts, (tuple, list)) and all(isinstance(one, str) for one in texts)

@@ -16,7 +16,6 @@ from rlobjectives.masking import count, select
 __all__ = [
     "LOGPROBS",
     "check_choice",
-    "check_ddof",
     "check_device",
     "check_finite",
     "check_floating",
@@ -27,7 +26,6 @@ __all__ = [
     "check_number",
     "check_numbers",
     "check_options",
-    "check_plain_options",
     "check_positive_int",
     "check_reward_names",
     "check_seed",
@@ -38,6 +36,7 @@ __all__ = [
     "refuse_booleans",
     "refuse_rows",
     "shown",
+    "suggestion",
 ]
 
 LOGPROBS = ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs")
@@ -49,16 +48,18 @@ ABOVE_ZERO = (
 )
 _ROUNDINGS, _ROUNDINGS_64 = 4, 4096
 _INT64 = range(-(2**63), 2**63)
-_PLAIN: dict[str, tuple[type, str, str]] = {
-    "bool": (bool, "True or False", " In YAML write true or false, without quotes."),
-    "str": (str, "text", ""),
-}
 
 
 def shown(value: object) -> str:
     """How a value is shown in a message: a long one by its beginning."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def suggestion(name: object, known: Iterable[str], quote: str = "'") -> str:
+    """The question whether a known name was meant, after a space; nothing where none is close."""
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f" Did you mean {quote}{close[0]}{quote}?" if close else ""
 
 
 def check_tensor(name: str, value: object) -> None:
@@ -269,42 +270,14 @@ def check_int(name: str, value: object, *, low: int, what: str = "") -> None:
         raise CapabilityError(f"{name} is {shown(value)}; expected {expected} of at most 64 bits.")
 
 
-def check_plain_options(part: object) -> None:
-    """Raise unless every option of a dataclass that is declared a flag or a text is one.
-
-    Numbers and choices have ranges of their own and are checked by the part; a part's default is left alone.
-    """
-    for one in dataclasses.fields(part):  # type: ignore[arg-type]  # a dataclass, says the caller
-        if not one.init:  # no option: the part sets it itself, maybe later
-            continue
-        declared = one.type if isinstance(one.type, str) else getattr(one.type, "__name__", str(one.type))
-        declared = declared.strip("'\"")
-        text, _, optional = declared.partition(" | ")
-        value = getattr(part, one.name)
-        if text in _PLAIN and optional in ("", "None") and value is not one.default:
-            kind, what, hint = _PLAIN[text]
-            if not (isinstance(value, kind) or (value is None and optional)):
-                raise CapabilityError(
-                    f"{one.name} of {type(part).__name__} is {shown(value)}; expected {what}, not "
-                    f"{type(value).__name__}.{hint}"
-                )
-
-
-def check_ddof(name: str, value: object) -> None:
-    """Raise unless ``value`` is 1 (sample) or 0 (population); False and True are neither."""
-    if isinstance(value, bool) or value not in (0, 1):
-        raise CapabilityError(f"{name} is {value!r}; expected 1 (sample) or 0 (population).")
-
-
 def check_options(where: str, kind: type, options: Iterable[str]) -> None:
     """Raise unless a dataclass takes every option of these names."""
     names = [one.name for one in dataclasses.fields(kind) if one.init]
     for option in options:
         if option not in names:
-            close = difflib.get_close_matches(str(option), names, n=1)
             raise CapabilityError(
                 f"{where}: {kind.__name__} has no option {shown(option)}; it has {', '.join(names) or 'none'}."
-                + (f" Did you mean {close[0]!r}?" if close else "")
+                + suggestion(option, names)
             )
 
 
@@ -316,9 +289,9 @@ def check_seed(seed: object) -> None:
         )
 
 
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raise unless ``value`` is one of the named choices."""
-    if not isinstance(value, str) or value not in choices:
+def check_choice(name: str, value: object, choices: tuple[str | int, ...]) -> None:
+    """Raise unless ``value`` is one of the named choices (True is no 1)."""
+    if type(value) not in (str, int) or value not in choices:
         raise CapabilityError(f"{name} is {shown(value)}; expected one of {', '.join(map(repr, choices))}.")
 
 

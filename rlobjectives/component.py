@@ -5,18 +5,20 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_plain_options
 from rlobjectives.errors import WindowError
+from rlobjectives.options import check_fields, resolve_annotations
 from rlobjectives.statistics import Stat
 
 __all__ = ["Component", "Metric", "WindowContext"]
+
+_Kind = TypeVar("_Kind", bound=Stat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +39,23 @@ class Metric:
 class Component(abc.ABC):
     """Base of estimators, losses, reductions and what rides along.
 
-    A part is a frozen dataclass with keyword-only options. What it declares here is static, so that
+    A part is a frozen dataclass with keyword-only options. Each is checked against its type and bounds
+    (`rlobjectives.option`) when a part is made, then `check` looks at them together. What it declares here is static, so that
     every rank lays its statistics out the same way even when it holds no data.
     """
 
     def __post_init__(self, *_: object) -> None:
-        """Where a dataclass checks its options; a subclass's own check runs after that of flags and texts."""
+        """Where a dataclass checks its options: each by itself, then together."""
         if dataclasses.is_dataclass(self):
-            check_plain_options(self)
+            check_fields(self)
+        self.check()
+
+    def check(self) -> None:  # noqa: B027  # most parts have nothing to add
+        """Raise where options contradict each other; each has been checked against its type and bounds."""
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
+        resolve_annotations(cls)
         own = cls.__dict__.get("__post_init__")
         if own is not None:
 
@@ -61,6 +69,8 @@ class Component(abc.ABC):
     capabilities: ClassVar[Capabilities] = Capabilities()
     window_statistics: ClassVar[Mapping[str, type[Stat]]] = {}
     metrics: ClassVar[Mapping[str, Metric]] = {}
+    examples: ClassVar[Sequence[Mapping[str, object]]] = ()
+    """Options worth trying, beside the defaults and every choice of a flag or a `Literal`: what laws run on as well."""
     may_differ: ClassVar[frozenset[str]] = frozenset()
     """Attributes of a part that may have another value on each rank, such as a cache; all others are compared."""
 
@@ -118,6 +128,20 @@ class WindowContext:
     context_sum: Callable[[Tensor], Tensor] = _identity
     round: int = 0
 
+    def get(self, name: str, kind: type[_Kind]) -> _Kind:
+        """One of the part's own statistics, of the kind it was declared as.
+
+        Raises:
+            WindowError: If the part never declared it, or declared another kind.
+        """
+        stat = self[name]
+        if not isinstance(stat, kind):
+            raise WindowError(
+                f"The window statistic {name!r} is {type(stat).__name__}; expected {kind.__name__}. Declare that kind in "
+                "window_statistics, or read the one that is there."
+            )
+        return stat
+
     def __getitem__(self, name: str) -> Stat:
         """One of the part's own statistics.
 
@@ -130,3 +154,6 @@ class WindowContext:
                 "Declare it in window_statistics and return it from statistics()."
             )
         return self.statistics[name]
+
+
+resolve_annotations(Component)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -11,7 +12,7 @@ from torch import Tensor
 from rlobjectives import capabilities as capability
 from rlobjectives.building import build
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_number, check_plain_options, shown
+from rlobjectives.checks import shown
 from rlobjectives.component import Component, Metric
 from rlobjectives.descriptions import described
 from rlobjectives.distributed.communicator import Communicator
@@ -33,7 +34,9 @@ from rlobjectives.losses import (
 from rlobjectives.losses.base import TokenPart, TokenTerm
 from rlobjectives.losses.corrections import PolicyCorrection
 from rlobjectives.losses.kl import REFERENCE_METRICS
+from rlobjectives.options import check_fields, option
 from rlobjectives.reductions import LossReduction, TokenMean
+from rlobjectives.slots import slots_of
 from rlobjectives.statistics import Mean, Stat, Sum
 from rlobjectives.window import Window, WindowBuilder
 
@@ -54,6 +57,10 @@ class Objective:
 
         loss = Σₜ wₜ · (policy lossₜ + KL penaltyₜ − c_H · entropyₜ)        over the window
 
+    Each part is given as an instance, a class, ``"Name"``, ``"package.module:Class"``,
+    ``{"class_path": …, "init_args": {…}}``, or the options of the field's usual class (``kl={"coef": 0.1}``): the same in
+    Python, in YAML and in TRL's ``objective_args``.
+
     Args:
         estimator: Rewards to advantages; a plain function ``(Rollouts) -> advantages`` will do.
         policy_loss: Log-probabilities to one number a token; by default `ClippedSurrogate`.
@@ -64,6 +71,7 @@ class Objective:
         entropy_mask: Leaves the tokens of low entropy out of the policy loss.
         distillation: What a teacher adds, to the advantages or to the loss.
         value_loss: Trains a critic in the same window.
+        terms: Losses of your own, each added to every token and reported as ``loss/class_name``.
         entropy_coef: Weight c_H ≥ 0 of the entropy bonus.
         name: What messages call this objective; the algorithm's name, or the estimator's.
 
@@ -77,60 +85,36 @@ class Objective:
         2
     """
 
+    # Where a slot names two classes, the first takes options that name none, and the last says what may stand there.
     estimator: Estimator
     # None, and not the default part itself: configuration parsers hand the options of a default instance on to another
     # class that is named instead, and GSPO would be clipped at ClippedSurrogate's 0.2.
     policy_loss: PolicyLoss = None  # type: ignore[assignment]
     reduction: LossReduction = None  # type: ignore[assignment]
-    kl: KLPenalty | None = None
-    correction: ImportanceCorrection | None = None
-    off_policy_mask: OPSM | None = None
-    entropy_mask: EntropyMask | None = None
-    distillation: Distillation | None = None
-    value_loss: ClippedValueLoss | None = None
-    entropy_coef: float = 0.0
+    kl: KLPenalty | TokenTerm | None = None
+    correction: ImportanceCorrection | PolicyCorrection | None = None
+    off_policy_mask: OPSM | PolicyCorrection | None = None
+    entropy_mask: EntropyMask | PolicyCorrection | None = None
+    distillation: Distillation | AdvantageShaping | TokenTerm | None = None
+    value_loss: ClippedValueLoss | TokenTerm | None = None
+    terms: tuple[TokenTerm, ...] = ()
+    entropy_coef: float = option(0.0, low=0)
     name: str = ""
 
     def __post_init__(self) -> None:
-        check_plain_options(self)
-        if self.policy_loss is None:
-            object.__setattr__(self, "policy_loss", ClippedSurrogate())
-        if self.reduction is None:
-            object.__setattr__(self, "reduction", TokenMean())
-        if callable(self.estimator) and not isinstance(self.estimator, (Estimator, type)):
-            name = getattr(self.estimator, "__name__", type(self.estimator).__name__)
-            object.__setattr__(self, "name", self.name or name)
-            object.__setattr__(self, "estimator", FunctionEstimator(function=self.estimator))
-        kinds = (
-            ("estimator", Estimator),
-            ("policy_loss", PolicyLoss),
-            ("reduction", LossReduction),
-        )
-        for role, kind in kinds:
-            part = getattr(self, role)
-            if not isinstance(part, kind):
-                raise CapabilityError(
-                    f"{role} is {shown(part)}; expected an instance of {kind.__name__} (did you pass a class or a "
-                    f'name? Objective.named builds from names: Objective.named("grpo", {role}="package.module:Class")).'
-                )
-        if self.kl is not None and not isinstance(self.kl, KLPenalty):
-            raise CapabilityError(f"kl is {shown(self.kl)}; expected KLPenalty(coef=...) or None.")
-        optional: tuple[tuple[str, type[Component]], ...] = (
-            ("correction", ImportanceCorrection),
-            ("off_policy_mask", OPSM),
-            ("entropy_mask", EntropyMask),
-            ("distillation", Distillation),
-            ("value_loss", ClippedValueLoss),
-        )
-        for role, expected in optional:
-            part = getattr(self, role)
-            if part is not None and not isinstance(part, expected):
-                raise CapabilityError(
-                    f"{role} is {shown(part)}; expected an instance of {expected.__name__} or None."
-                )
-        check_number("entropy_coef", self.entropy_coef, low=0.0)
+        check_fields(self)
+        for name, usual in (("policy_loss", ClippedSurrogate), ("reduction", TokenMean)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, usual())
+        for name, slot in slots_of(Objective).items():
+            object.__setattr__(self, name, slot.make(getattr(self, name), name, self.name))
         if not self.name:
-            object.__setattr__(self, "name", type(self.estimator).__name__)
+            named = (
+                self.estimator.function
+                if isinstance(self.estimator, FunctionEstimator)
+                else type(self.estimator)
+            )
+            object.__setattr__(self, "name", getattr(named, "__name__", type(named).__name__))
         parts = self.parts()
         found = [sentence for part in parts.values() for sentence in part.conflicts(parts)]
         if found:
@@ -144,9 +128,7 @@ class Objective:
 
         Args:
             name: ``"gdpo"``, ``"dr_grpo"`` …; `rlobjectives algorithms` lists them.
-            overrides: By field: a part; a dictionary of options, for the part the algorithm has or for an
-                optional one of which there is a single class (``entropy_mask={"fraction": 0.2}``); or the name of a
-                class that needs no options, ``"GSPO"`` or ``"package.module:Class"``.
+            overrides: By field, as for an objective; options without a class are those of the part that the algorithm has.
 
         Raises:
             UnknownAlgorithmError: If the name is neither.
@@ -177,13 +159,22 @@ class Objective:
         return found | ({"entropy_coef": repr(self.entropy_coef)} if self.entropy_coef else {})
 
     def parts(self) -> dict[str, Component]:
-        """The parts that are there, by field."""
+        """The parts that are there, by field; each of `terms` by its class, as ``length_penalty``."""
         return dict(self._parts)
 
     @cached_property
     def _parts(self) -> dict[str, Component]:
         found = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: part for name, part in found.items() if isinstance(part, Component)}
+        parts = {name: part for name, part in found.items() if isinstance(part, Component)}
+        for term in self.terms:
+            snake = re.sub(
+                r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(term).__name__
+            ).lower()
+            name, count = snake, 1
+            while name in {*found, *parts, "policy", "entropy", "total"}:
+                name, count = f"{snake}_{count + 1}", count + 1
+            parts[name] = term
+        return parts
 
     def token_terms(self) -> dict[str, TokenTerm]:
         """The parts that add a loss to every token, by field."""

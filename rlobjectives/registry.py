@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlobjectives.checks import shown
-from rlobjectives.errors import UnknownAlgorithmError
+from rlobjectives.checks import shown, suggestion
+from rlobjectives.errors import RLObjectivesError, UnknownAlgorithmError
 
 __all__ = ["ALGORITHMS", "AlgorithmSpec", "resolve"]
 
@@ -253,24 +253,41 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
 }
 
 
-def resolve(path: str) -> Any:
-    """A public name of `rlobjectives`, or ``"package.module:Name"``.
+def resolve(path: str, role: str = "", error: type[RLObjectivesError] = UnknownAlgorithmError) -> Any:
+    """A public name of `rlobjectives`, ``"package.module:Name"``, or the same with a dot.
+
+    Args:
+        path: The name.
+        role: What it is for, as messages call it.
+        error: What is raised.
 
     Raises:
-        UnknownAlgorithmError: If nothing is there.
+        UnknownAlgorithmError: If nothing is there; or another error, as told.
 
     Example:
-        >>> resolve("GDPO").__name__, resolve("rlobjectives.estimators:GDPO").__name__
-        ('GDPO', 'GDPO')
+        >>> resolve("GDPO").__name__, resolve("rlobjectives.estimators:GDPO").__name__, resolve("math.sqrt")(4.0)
+        ('GDPO', 'GDPO', 2.0)
     """
-    module, _, name = path.rpartition(":")
+    said = f"{role} {shown(path)}".lstrip()
+    home, _, name = path.rpartition(":" if ":" in path else ".")
+    home = home or "rlobjectives"
     try:
-        return getattr(importlib.import_module(module or "rlobjectives"), name)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise UnknownAlgorithmError(
-            f"{shown(path)} cannot be resolved: {str(error)[:200]}. Give a public name of rlobjectives or "
-            "'package.module:Name'."
-        ) from error
+        module = importlib.import_module(home)
+    except (ImportError, TypeError, ValueError) as cause:
+        absent = getattr(cause, "name", None)
+        if isinstance(cause, ImportError) and not (absent and f"{home}.".startswith(f"{absent}.")):
+            raise  # the module is there, and something that it imports is not
+        raise error(
+            f"{said} cannot be resolved: there is no module {absent or home!r}. Check the spelling, and that its folder "
+            "is installed or on PYTHONPATH."
+        ) from cause
+    if not hasattr(module, name):
+        public = [one for one in vars(module) if not one.startswith("_")]
+        raise error(
+            f"{said} cannot be resolved: module {home!r} has no {name!r}.{suggestion(name, public)} Give a public name of "
+            "rlobjectives, or 'package.module:Name'."
+        )
+    return getattr(module, name)
 
 
 def __getattr__(name: str) -> object:

@@ -140,12 +140,12 @@ def test_facts_in_words_are_checked(name: str) -> None:
 @pytest.mark.parametrize(
     ("fields_", "message"),
     [
-        ({"estimator": GRPO}, "expected an instance of Estimator"),
+        ({"estimator": TokenMean}, "expected an instance of Estimator"),
         ({"estimator": "grpo"}, "Objective.named builds from names"),
         ({"policy_loss": TokenMean()}, "expected an instance of PolicyLoss"),
         ({"reduction": GRPO()}, "expected an instance of LossReduction"),
-        ({"kl": 0.1}, r"expected KLPenalty\(coef=...\) or None"),
-        ({"correction": 1}, "expected an instance of ImportanceCorrection or None"),
+        ({"kl": 0.1}, r"expected an instance of TokenTerm or None, such as KLPenalty\(...\)"),
+        ({"correction": 1}, "expected an instance of PolicyCorrection or None, such as ImportanceCorrection"),
         ({"entropy_coef": -0.1}, "entropy_coef is -0.1"),
         ({"entropy_coef": float("nan")}, "entropy_coef is nan"),
     ],

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rlobjectives import ALGORITHMS
-from tests.parts import OBJECTIVES, suited
-from tests.strategies import draw_case
-from tests.windows import whole
+from rlobjectives.testing.cases import draw_case
+from rlobjectives.testing.simulate import whole
+from tests.parts import OBJECTIVES
 
 ROOT = Path(__file__).resolve().parent.parent
 USUAL = 2
@@ -21,7 +21,7 @@ MORE = {"m2po": 4, "dapo_entropy": 4, "kl_cov": 5}
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_exchanges_of_a_step(name: str) -> None:
     objective = OBJECTIVES[name]
-    case = suited(objective, draw_case(3, (3, 2, 4)))
+    case = draw_case(3, (3, 2, 4)).without(objective.estimator.refused())
     assert whole(objective, case).collectives == [MORE.get(name, USUAL)]
 
 

@@ -83,8 +83,8 @@ def test_describes_every_argument(name):
 @pytest.mark.parametrize("name", sorted(PARTS))
 def test_parts_name_their_source_and_show_an_example(name):
     text = sections(PARTS[name])
-    # A wrapper's source is the function it wraps.
-    assert name == "FunctionEstimator" or text.get("Source", "").strip(), (
+    # A wrapper's source is the function it wraps, and that of given numbers their host.
+    assert name in ("FunctionEstimator", "GivenAdvantages") or text.get("Source", "").strip(), (
         f"{name} has no Source section: paper, equation, and where others differ."
     )
     assert ">>>" in text.get("Example", ""), f"{name} has no Example section that runs."

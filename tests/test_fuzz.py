@@ -39,7 +39,7 @@ from rlobjectives import (
     TokenLayout,
     TrainerFacts,
 )
-from tests.parts import REQUIRED, ROLES
+from tests.parts import ROLES, VALUES
 
 JUNK: tuple[Any, ...] = (
     *(None, True, False, -1, 0, 1, 2, 7, 2**70, -(2**70), 0.5, -0.5, 1.0, 1e-9, 1e9, 1e300, -1e300),
@@ -75,7 +75,7 @@ def part_classes() -> list[type]:
 PARTS = part_classes()
 HINTS = {kind: typing.get_type_hints(kind) for kind in PARTS}
 NEEDED: dict[str, dict[str, Any]] = {
-    **{name: dict(options) for name, options in REQUIRED.items()},
+    **{kind.__name__: {name: VALUES[name] for name in HINTS[kind] if name in VALUES} for kind in PARTS},
     "Rejection": {"high": 2.0},
     "AdaptiveCoefficient": {"coef": 0.1, "target": 0.1},
     "SteppedCoefficient": {"target": 0.1},
@@ -318,7 +318,7 @@ def options(rng: random.Random, failures: Failures) -> None:
     if objective is not None:
         layout = layouts(rng)
         rollouts = Rollouts(**rollout_columns(layout))
-        if kind is not rlobjectives.FunctionEstimator:
+        if kind not in (rlobjectives.FunctionEstimator, rlobjectives.GivenAdvantages):
             estimate = failures.run(lambda: objective.estimator.estimate(rollouts), words)
             if estimate is not None:
                 step(objective, estimate, layout, None, failures, words)
@@ -368,7 +368,7 @@ def shapes(rng: random.Random, failures: Failures) -> None:
 ESTIMATORS: list[Estimator] = [
     kind(**NEEDED.get(kind.__name__, {}))
     for kind in PARTS
-    if issubclass(kind, Estimator) and kind.__name__ != "FunctionEstimator"
+    if issubclass(kind, Estimator) and kind.__name__ not in ("FunctionEstimator", "GivenAdvantages")
 ]
 OBJECTIVES = [
     Objective(**{"estimator": GRPO(), role: kind(**NEEDED.get(kind.__name__, {}))}, name=kind.__name__)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from rlobjectives import GDPO, GRPO, Communicator, Objective, PaddedLayout, PolicyLoss, Sum, TokenBatch
 from rlobjectives.distributed import LOCAL
+from rlobjectives.testing.simulate import run_ranks_as_threads
 from rlobjectives.window.summary import stand_in
 from rlobjectives.window.window import take_untold
-from tests.windows import run_ranks_as_threads
 
 LAYOUT = PaddedLayout(torch.ones(2, 3, dtype=torch.bool))
 ESTIMATE = torch.tensor([1.0, -1.0], dtype=torch.float64)

@@ -19,7 +19,7 @@ from rlobjectives import (
     Rollouts,
     TokenBatch,
 )
-from tests.windows import run_ranks_as_threads
+from rlobjectives.testing.simulate import run_ranks_as_threads
 
 COLUMNS = ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs")
 READS_ALL = Objective(

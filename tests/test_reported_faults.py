@@ -33,7 +33,7 @@ from rlobjectives import (
     synchronize,
 )
 from rlobjectives.functional import kl_estimate, whiten
-from tests.windows import run_ranks_as_threads
+from rlobjectives.testing.simulate import run_ranks_as_threads
 
 
 class Given(PolicyLoss):

@@ -39,14 +39,16 @@ from rlobjectives import (
     TokenLoss,
     TokenMean,
     Window,
+    WindowContext,
     WindowError,
     reward_metrics,
 )
+from rlobjectives.distributions import Histogram
 from rlobjectives.losses import weighted_sum
-from tests.compare import assert_same
-from tests.strategies import draw_case
-from tests.windows import CountingCommunicator, MicroBatch, run_ranks_as_threads, simulate, together
-from tests.windows import whole as run_whole
+from rlobjectives.testing.cases import MicroBatch, draw_case
+from rlobjectives.testing.compare import assert_same
+from rlobjectives.testing.simulate import CountingCommunicator, run_ranks_as_threads, simulate, together
+from rlobjectives.testing.simulate import whole as run_whole
 
 ADVANTAGE = torch.tensor([1.0, -2.0], dtype=torch.float64)
 LAYOUT = PaddedLayout(torch.tensor([[True, True, True], [True, False, False]]))
@@ -352,6 +354,21 @@ def test_a_context_knows_only_what_was_declared() -> None:
     with pytest.raises(WindowError, match="No window statistic 'rewards'; this part has none"):
         window.context("estimator")["rewards"]
     assert Capabilities() == Component.capabilities
+
+
+def test_a_statistic_is_read_as_the_kind_it_was_declared_as() -> None:
+    moments = Moments.of(torch.tensor([1.0, 3.0]), torch.tensor([True, True]))
+    context = WindowContext(
+        tokens=moments.weight,
+        sequences=moments.weight,
+        nonempty_sequences=moments.weight,
+        statistics={"rewards": moments},
+    )
+    assert context.get("rewards", Moments).mean == 2.0
+    with pytest.raises(WindowError, match="statistic 'rewards' is Moments; expected Histogram"):
+        context.get("rewards", Histogram)
+    with pytest.raises(WindowError, match="No window statistic 'reward'; this part has \\['rewards'\\]"):
+        context.get("reward", Moments)
 
 
 def test_advantages_are_reported_as_the_loss_reads_them() -> None:

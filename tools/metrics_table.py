@@ -22,6 +22,7 @@ from rlobjectives.integrations.snapshots import SNAPSHOT_METRICS
 from rlobjectives.losses import TokenTerm
 from rlobjectives.losses.kl import REFERENCE_METRICS
 from rlobjectives.objective import OBJECTIVE_METRICS, Objective
+from rlobjectives.slots import slots_of
 from rlobjectives.statistics import Sum
 from rlobjectives.window.summary import WINDOW_METRICS
 
@@ -81,14 +82,13 @@ def declared() -> Iterator[tuple[str, Mapping[str, Metric]]]:
 
 def _terms() -> dict[str, Metric]:
     """Shares of the loss, by the objective's fields that hold terms of their own."""
-    hints = typing.get_type_hints(Objective)
     public = [getattr(rlobjectives, name) for name in rlobjectives.__all__]
     terms = [kind for kind in public if isinstance(kind, type) and issubclass(kind, TokenTerm)]
     found = {}
-    for one in dataclasses.fields(Objective):
-        kinds = tuple(kind for kind in typing.get_args(hints[one.name]) if isinstance(kind, type))
-        if any(issubclass(kind, kinds) for kind in terms):
-            found[one.name] = Metric(Sum, "loss", f"share of the objective's `{one.name}`")
+    for name, slot in slots_of(Objective).items():
+        if name != "policy_loss" and any(issubclass(kind, slot.kinds) for kind in terms):
+            term, one = ("<class_name>", "one of ") if slot.several else (name, "")
+            found[term] = Metric(Sum, "loss", f"share of {one}the objective's `{name}`")
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import shutil
 import sys
 import textwrap
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.registry import ALGORITHMS, AlgorithmSpec, resolve
+from rlobjectives.slots import missing_options
 
 __all__ = ["rows", "run", "table"]
 
@@ -73,10 +73,6 @@ def _capabilities(spec: AlgorithmSpec) -> Capabilities:
     merged = Capabilities()
     for role, name in spec.parts.items():
         kind, options = resolve(name), spec.options.get(role, {})
-        required = [
-            parameter.name
-            for parameter in inspect.signature(kind).parameters.values()
-            if parameter.default is parameter.empty and parameter.name not in options
-        ]
-        merged = merged.merge(kind.capabilities if required else kind(**options).required())
+        missing = missing_options(kind, options)
+        merged = merged.merge(kind.capabilities if missing else kind(**options).required())
     return merged

@@ -67,7 +67,9 @@ def one_message(place: str = "") -> Iterator[None]:
             if isinstance(cause, _OURS):
                 raise ConfigurationError(shortened(f"{prefix}{cause}")) from error
         # Without this function and the place of the `with` itself, where every traceback begins.
-        frames = [*_frames(error)[2:], *(frame for one in [*_chain(error)][1:] for frame in _frames(one))]
+        frames = [frame for one in [*_chain(error)][1:] for frame in _frames(one)]
+        # Where several classes were tried, the parser itself speaks, and only its text holds what they raised.
+        frames += [] if str(error).startswith("Does not validate against any") else _frames(error)[2:]
         if any(_is_own(frame.filename) for frame in frames):
             raise
         for cause in _chain(error):
@@ -75,6 +77,8 @@ def one_message(place: str = "") -> Iterator[None]:
                 raise ConfigurationError(shortened(f"{prefix}{cause}")) from error
         if isinstance(error, UnicodeDecodeError):
             raise ConfigurationError(f"{prefix}the file is not UTF-8: {error}.") from error
+        if isinstance(error, OverflowError):  # the parser makes floats of whole numbers
+            raise ConfigurationError(f"{prefix}{readable(str(error))}") from error
         kind = "" if isinstance(error, _CLEAR) else f"{type(error).__name__}: "
         raise ConfigurationError(
             f"{prefix}{kind}{readable(str(error))} ({DEBUG}=1 shows the traceback)"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 
+from rlobjectives.checks import suggestion
 from rlobjectives.cli.slots import Slot
 from rlobjectives.registry import ALGORITHMS
 
@@ -22,11 +22,15 @@ _NOISE = re.compile(
 # What Python says inside the parser where a class or its options have the wrong form.
 _NO_OPTIONS = re.compile(r"'(\w+)' object has no attribute 'keys'")
 _NO_PATH = re.compile(r"argument of type '(\w+)' is not iterable|unhashable type: '(\w+)'")
+_TOO_LARGE = "int too large to convert to float"
 _KEY = re.compile(r'Parser key "([^"]+)":?\s*(.*)')
 _CLASS = re.compile(r"Problem with given class_path '([^']+)'")
 _UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (\S+)")
 _UNKNOWN_OPTION = re.compile(r"Option '([^']+)' is not accepted")
 _UNKNOWN_FIELD = re.compile(r"Group '([^']+)' does not accept option '([^'.]+)[^']*'")
+_OTHER_KIND = re.compile(
+    r"Import path \S+ does not correspond to a subclass of"
+)  # another class was tried as well
 _UNKNOWN_NAME = re.compile(r"""Unable to load config ['"]([^'"]*)['"]""")
 
 
@@ -62,6 +66,7 @@ def readable(report: str) -> str:
     place = ".".join(dict.fromkeys(keys))
     last = place.rpartition(".")[2]
     reasons = [_UNKNOWN_NAME.sub(lambda found: _no_name(last, found.group(1)), one) for one in reasons]
+    reasons = [one for one in reasons if not _OTHER_KIND.match(one)] or reasons
     reason = "; ".join(dict.fromkeys(reasons)) or report.strip()
     return shortened(f"{place}: {reason}" if place else reason)
 
@@ -88,6 +93,8 @@ def _explained(line: str, slot: Slot) -> str:
         return f"init_args is a {found.group(1)}; expected options by their names, as init_args: {{option: value}}"
     if found := _NO_PATH.fullmatch(line):
         return f"class_path is a {found.group(1) or found.group(2)}; expected the name of a class"
+    if _TOO_LARGE in line:
+        return "a whole number is too large where a number is expected; write one below 1e308"
     line = _UNKNOWN_CLASS.sub(lambda found: slot.no_class(found.group(1)), line)
     line = _UNKNOWN_OPTION.sub(lambda found: slot.no_option(found.group(1)), line)
     return _UNKNOWN_FIELD.sub(lambda found: slot.below(found.group(1)).no_option(found.group(2)), line)
@@ -96,6 +103,4 @@ def _explained(line: str, slot: Slot) -> str:
 def _no_name(key: str, name: str) -> str:
     if key != "objective":
         return f"{name!r} is no file; expected options by their names, as {key}: {{option: value}}"
-    close = difflib.get_close_matches(name, ALGORITHMS, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    return f"no objective is named {name!r}.{hint} `rlobjectives algorithms` lists them; or give the parts"
+    return f"no objective is named {name!r}.{suggestion(name, ALGORITHMS, '')} `rlobjectives algorithms` lists them; or give the parts"

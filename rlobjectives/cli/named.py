@@ -1,37 +1,46 @@
-"""``objective: gdpo`` in a configuration: the parts that a name stands for."""
+"""``objective: gdpo`` in a configuration: the parts that a name stands for, and paths with a colon."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
 from jsonargparse import get_loader, set_loader
 
-from rlobjectives.registry import ALGORITHMS
+from rlobjectives.building import spelled
+from rlobjectives.errors import CapabilityError, UnknownAlgorithmError
+from rlobjectives.registry import ALGORITHMS, resolve
 
-__all__ = ["names_in_arguments", "names_in_files", "parts_of"]
+__all__ = ["names_in_arguments", "names_in_files", "parts_of", "spelled_out"]
 
 _OPTION = "model.init_args.objective"
+_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
-def parts_of(name: str) -> dict[str, Any]:
-    """What a configuration says to get `Objective.named` of a name without overrides.
+def parts_of(name: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a configuration says to get `Objective.named`.
 
     Args:
-        name: A key of `ALGORITHMS`.
+        name: A key of `ALGORITHMS`, or ``"package.module:Name"``.
+        overrides: By field, as in ``objective_args``.
+
+    Raises:
+        CapabilityError: If the name is that of a function, or an override does not fit.
+        UnknownAlgorithmError: If it is nobody's.
 
     Example:
         >>> parts_of("gpg")["policy_loss"]
         {'class_path': 'rlobjectives.Reinforce', 'init_args': {}}
     """
-    spec = ALGORITHMS[name]
-    found: dict[str, Any] = {"name": name, **spec.settings}
-    for role, kind in spec.parts.items():
-        module, _, short = kind.rpartition(":")
-        options = dict(spec.options.get(role, {}))
-        found[role] = {"class_path": f"{module or 'rlobjectives'}.{short}", "init_args": options}
+    found: dict[str, Any] = _dotted(spelled(name, overrides or {}))
+    if "class_path" in found:
+        raise CapabilityError(
+            f"objective is {name!r}, a function, which a configuration cannot hold. Name an estimator's class, or give the "
+            "parts."
+        )
     return found
 
 
@@ -41,7 +50,7 @@ def names_in_files() -> Iterator[None]:
     plain = get_loader("yaml")
     # Without these jsonargparse lets an error of the text through as it is, with a traceback.
     errors = (yaml.YAMLError,)
-    set_loader("yaml", lambda text: _spelled_out(plain(text)), exceptions=errors)
+    set_loader("yaml", lambda text: spelled_out(plain(text)), exceptions=errors)
     try:
         yield
     finally:
@@ -57,7 +66,7 @@ def names_in_arguments(arguments: Sequence[str]) -> list[str]:
         given = option in (f"--{_OPTION}", "--model.objective")
         if given and not separator and position + 1 < len(arguments):
             value, position = arguments[position + 1], position + 1
-        if given and value in ALGORITHMS:
+        if given and _is_name(value):
             for role, part in parts_of(value).items():
                 if isinstance(part, Mapping):
                     found.append(f"--{_OPTION}.{role}={part['class_path']}")
@@ -66,13 +75,15 @@ def names_in_arguments(arguments: Sequence[str]) -> list[str]:
                     ]
                 else:
                     found.append(f"--{_OPTION}.{role}={part}")
+        elif option.startswith(f"--{_OPTION}.") and separator:
+            found.append(f"{option}={_dotted(value)}")
         else:
             found.append(arguments[position] if separator or not given else f"{option}={value}")
         position += 1
     return found
 
 
-def _spelled_out(value: Any, around: tuple[int, ...] = ()) -> Any:
+def spelled_out(value: Any, around: tuple[int, ...] = ()) -> Any:
     """The same with a name in place of an objective's parts replaced by them; unknown names stay, to be refused."""
     if not isinstance(value, (dict, list)):
         return value
@@ -80,12 +91,30 @@ def _spelled_out(value: Any, around: tuple[int, ...] = ()) -> Any:
         raise yaml.YAMLError("an alias (*name) stands inside its own anchor (&name), so the value never ends")
     around = (*around, id(value))
     if isinstance(value, list):
-        return [_spelled_out(one, around) for one in value]
-    return {
-        key: parts_of(one) if key == "objective" and _is_name(one) else _spelled_out(one, around)
-        for key, one in value.items()
-    }
+        return [spelled_out(one, around) for one in value]
+    found = {key: spelled_out(one, around) for key, one in value.items()}
+    objective = found.get("objective")
+    if isinstance(objective, str) and _is_name(objective):
+        found["objective"] = parts_of(objective, found.pop("objective_args", None))
+    elif isinstance(objective, dict):
+        found["objective"] = _dotted(objective)
+    return found
 
 
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and value in ALGORITHMS
+def _is_name(value: str) -> bool:
+    return value in ALGORITHMS or bool(_PATH.fullmatch(value))
+
+
+def _dotted(value: Any) -> Any:
+    """The same with ``package.module:Class`` as the parser writes it, ``package.module.Class``."""
+    if isinstance(value, dict):
+        return {key: one if key == "name" else _dotted(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_dotted(one) for one in value]
+    if not (isinstance(value, str) and _PATH.fullmatch(value)):
+        return value
+    try:
+        resolve(value)
+    except UnknownAlgorithmError:  # plain text with a colon; or refused where it names a class
+        return value
+    return value.replace(":", ".")

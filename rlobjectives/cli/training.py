@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import rlobjectives.integrations.lightning as integration
+from rlobjectives.checks import suggestion
 from rlobjectives.cli.failures import ConfigurationError, one_message, reported
-from rlobjectives.cli.named import names_in_arguments, names_in_files
+from rlobjectives.cli.named import names_in_arguments, names_in_files, spelled_out
 from rlobjectives.errors import CapabilityError, CheckpointError
 from rlobjectives.integrations.checkpoint_files import trouble_with
 
@@ -33,12 +35,15 @@ class ObjectiveCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Read the configuration; what is wrong with it becomes one sentence."""
         given = sys.argv[1:] if args is None else list(args)
-        spelled_out = names_in_arguments(given)
+        named = names_in_arguments(given)
         with one_message(), names_in_files():
-            super().parse_arguments(parser, args if spelled_out == given else spelled_out)
+            super().parse_arguments(parser, args if named == given else named)
         # Already here: the next thing LightningCLI does is to look into the checkpoint, and to seed.
         options = self.config.get(self.config.get("subcommand"))
         if options:
+            for file in options.get("config") or ():
+                text = (getattr(file, "read_text", None) or file.get_content)()  # by release
+                check_sections(spelled_out(yaml.safe_load(text)), options)
             check_checkpoint(options.get("ckpt_path"))
             check_run_seed(options.get("seed_everything"))
             # Left open, Lightning unpickles a checkpoint that lies at an address.
@@ -73,6 +78,31 @@ class ObjectiveCLI(LightningCLI):
         """Compare objective, model and data before any process is launched."""
         if isinstance(self.model, integration.ObjectiveMixin):
             self.model.check_objective(self.datamodule)
+
+
+def check_sections(written: Any, taken: Any, place: str = "") -> None:
+    """Refuse an empty section of a file that is no option: the parser drops it, and reports only what is in it.
+
+    Args:
+        written: What the file says.
+        taken: What the parser made of it.
+        place: Where that is.
+
+    Raises:
+        ConfigurationError: Naming the section.
+    """
+    if isinstance(written, list) and isinstance(taken, list):
+        for number, (mine, theirs) in enumerate(zip(written, taken, strict=False)):
+            check_sections(mine, theirs, f"{place}[{number}]")
+    if not isinstance(written, dict) or not hasattr(taken, "keys"):
+        return
+    for key, value in written.items():
+        if value == {} and key not in taken and key != "init_args":
+            where = f"{place}: " if place else ""
+            known = {str(one).partition(".")[0] for one in list(taken.keys())}
+            raise ConfigurationError(f"{where}Option {key!r} is not accepted.{suggestion(key, known, '')}")
+        if key in taken:
+            check_sections(value, taken[key], f"{place}.{key}".lstrip("."))
 
 
 def check_trainer_options(options: Any) -> None:

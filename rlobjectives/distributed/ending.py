@@ -140,6 +140,8 @@ def watched(*, new_run: bool = False) -> Iterator[_Alarm | None]:
     finally:
         watch.done.set()
         _watch = None
+        # One that still asks the store when Python ends would abort the process.
+        watch.join(_LINGER_SECONDS)
 
 
 @contextmanager

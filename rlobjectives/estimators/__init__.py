@@ -17,6 +17,7 @@ from rlobjectives.estimators.diagnostics import reward_metrics
 from rlobjectives.estimators.function import FunctionEstimator
 from rlobjectives.estimators.gae import GAE, adaptive_trace_decay
 from rlobjectives.estimators.gdpo import GDPO
+from rlobjectives.estimators.given import GivenAdvantages
 from rlobjectives.estimators.gpg import GPG
 from rlobjectives.estimators.grpo import GRPO, grpo_estimate
 from rlobjectives.estimators.max_rl import MaxRL
@@ -46,6 +47,7 @@ __all__ = [
     "Credit",
     "Estimator",
     "FunctionEstimator",
+    "GivenAdvantages",
     "MaxRL",
     "Normalized",
     "OptimalTokenBaseline",

@@ -36,6 +36,11 @@ class Estimator(Component):
 
     Attributes:
         token_level: True when `estimate` gives one advantage per token, else one per sequence.
+        refuses: Data that `estimate` reports as an error, whatever its options: of ``"negative_rewards"``,
+            ``"unscored_sequences"``, ``"sequences_without_positions"``, ``"rewards_without_tokens"`` and
+            ``"observation_rewards"``. `rlobjectives.testing` leaves it out of its windows.
+        shift_invariant: Whether the same number added to every reward of a prompt leaves its advantages as they are, for
+            an estimator that compares the answers to one prompt.
 
     Example:
         Rewards, standardised over the sequences of the optimizer step that count::
@@ -63,6 +68,8 @@ class Estimator(Component):
     """
 
     token_level: ClassVar[bool] = False
+    refuses: ClassVar[frozenset[str]] = frozenset()
+    shift_invariant: ClassVar[bool] = True
 
     @property
     def columns(self) -> int:
@@ -168,6 +175,26 @@ class Estimator(Component):
                 f"{self.reward_kl_coef}), and kl charges it again in the loss ({kl}). Keep one: set kl_coef=0.0 of the "
                 "estimator, or leave kl out."
             )
+
+    def refused(self) -> frozenset[str]:
+        """What this very instance reports as an error: `refuses`, and what ``on_lost_reward`` and the like say."""
+        options = {"on_lost_reward": "rewards_without_tokens", "on_observation_reward": "observation_rewards"}
+        return self.refuses | {data for name, data in options.items() if getattr(self, name, "") == "error"}
+
+    @property
+    def reads_observations(self) -> bool:
+        """Whether it reads masked tokens between actions, as ``observations="step"`` does."""
+        return getattr(self, "observations", "skip") == "step"
+
+    @property
+    def waits_for_device(self) -> bool:
+        """Whether `estimate` looks at data on the host, once per rollout, as contradictory sessions take."""
+        return getattr(self, "reward_scope", "segment") != "segment"
+
+    @property
+    def zero_for_equal_rewards(self) -> bool:
+        """Whether a prompt whose answers all have the same reward has advantages of exactly 0."""
+        return True
 
     @property
     def compares_siblings(self) -> bool:

@@ -9,13 +9,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_choice, check_ddof, check_number
 from rlobjectives.component import WindowContext
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import group_sum
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.estimators.whitening import differs, whiten
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Maximum, Minimum, Moments, Stat
 
@@ -62,14 +62,8 @@ class BatchBaseline(RewardWeights, Estimator):
     }
 
     scale: Literal["none", "batch"] = "none"
-    epsilon: float = 1e-6
-    ddof: int = 1
-
-    def __post_init__(self) -> None:
-        RewardWeights.__post_init__(self)
-        check_choice("scale", self.scale, ("none", "batch"))
-        check_number("epsilon", self.epsilon, low=0.0)
-        check_ddof("ddof", self.ddof)
+    epsilon: float = option(1e-6, low=0)
+    ddof: Literal[0, 1] = 1
 
     @property
     def compares_window(self) -> bool:
@@ -110,8 +104,7 @@ class BatchBaseline(RewardWeights, Estimator):
     def finalize(self, estimate: Tensor, layout: TokenLayout, context: WindowContext) -> Tensor:
         """Subtract the window's mean; divide by its spread if asked."""
         del layout
-        moments = context["rewards"]
-        assert isinstance(moments, Moments)
+        moments = context.get("rewards", Moments)
         advantage = estimate[:, 0] - moments.mean
         if self.scale == "batch":
             advantage = whiten(estimate[:, 0], moments, ddof=self.ddof, epsilon=self.epsilon)

@@ -61,7 +61,8 @@ class Combined(Estimator):
     estimators: tuple[Estimator, ...] = ()
     weights: tuple[float, ...] | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Several estimators, with a weight each."""
         if not isinstance(self.estimators, Iterable) or isinstance(self.estimators, Tensor):
             raise CapabilityError(
                 f"estimators is {shown(self.estimators)}; expected several, as in Combined(estimators=(GRPO(), …))."
@@ -95,6 +96,33 @@ class Combined(Estimator):
                 # Its sequences are counted where their first token is, which context ranks do not share.
                 merged = merged.merge(Capabilities(supports_context_parallel=False))
         return merged
+
+    def refused(self) -> frozenset[str]:
+        """What any of the estimators refuses, and a sequence without any position to carry its numbers."""
+        found = {data for part in self.estimators for data in part.refused()}
+        return frozenset({*found, "sequences_without_positions"} if self.token_level else found)
+
+    @property
+    def reads_observations(self) -> bool:
+        """Whether any of the estimators does."""
+        return any(part.reads_observations for part in self.estimators)
+
+    @property
+    def waits_for_device(self) -> bool:
+        """Whether any of the estimators does."""
+        return any(part.waits_for_device for part in self.estimators)
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]  # depends on what is combined
+        """Whether all of the estimators are."""
+        return all(part.shift_invariant for part in self.estimators)
+
+    @property
+    def zero_for_equal_rewards(self) -> bool:
+        """Whether it is so for all of the estimators, and all compare the answers to one prompt."""
+        return all(
+            part.zero_for_equal_rewards and part.required().min_group_size > 1 for part in self.estimators
+        )
 
     @property
     def columns(self) -> int:

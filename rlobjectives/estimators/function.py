@@ -45,7 +45,8 @@ class FunctionEstimator(Estimator):
     function: Callable[[Rollouts], Tensor]
     token_level: bool = False  # type: ignore[misc]  # an option here, a constant of every other estimator
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """It can be called."""
         if not callable(self.function):
             raise CapabilityError(
                 f"function is {shown(self.function)}; expected a function (Rollouts) -> advantages."

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
+from rlobjectives.checks import check_number
 from rlobjectives.estimators.normalized import Normalized
-from rlobjectives.estimators.returns import OBSERVATIONS, Credit, lambda_returns
+from rlobjectives.estimators.returns import Credit, lambda_returns
 from rlobjectives.estimators.sessions import Trajectories, concatenate, session_rewards
 from rlobjectives.estimators.shaping import (
-    check_kl_options,
     refuse_lost_rewards,
     refuse_unscored,
     sequence_rewards,
     shaped_token_rewards,
 )
-from rlobjectives.estimators.token_rewards import check_lost, token_rewards
+from rlobjectives.estimators.token_rewards import token_rewards
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["GAE", "adaptive_trace_decay", "final_rewards"]
@@ -114,33 +114,21 @@ class GAE(RewardWeights, Normalized):
         tensor([[0.6560, 0.8000]], dtype=torch.float64)
     """
 
+    refuses: ClassVar[frozenset[str]] = frozenset({"unscored_sequences"})
     capabilities: ClassVar[Capabilities] = Capabilities(needs_critic=True, supports_context_parallel=False)
     token_level: ClassVar[bool] = True
+    examples = ({"trace_decay": 0.9, "discount": 0.95}, {"kl_coef": 0.1}, {"adaptive_alpha": 0.05})
 
-    discount: float = 1.0
-    trace_decay: float = 1.0
-    value_trace_decay: float | None = None
-    adaptive_alpha: float | None = None
+    discount: float = option(1.0, low=0, high=1)
+    trace_decay: float = option(1.0, low=0, high=1)
+    value_trace_decay: float | None = option(None, low=0, high=1)
+    adaptive_alpha: float | None = option(None, low=0, open_low=True)
     reward_scope: Literal["segment", "session", "session_replicated"] = "segment"
     observations: Literal["skip", "zero_value", "step"] = "skip"
-    kl_coef: float = 0.0
+    kl_coef: float = option(0.0, low=0)
     kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
     on_lost_reward: Literal["error", "drop"] = "error"
     on_observation_reward: Literal["error", "credit", "drop"] = "error"
-
-    def __post_init__(self) -> None:
-        Normalized.__post_init__(self)
-        RewardWeights.__post_init__(self)
-        check_number("discount", self.discount, low=0.0, high=1.0)
-        check_number("trace_decay", self.trace_decay, low=0.0, high=1.0)
-        if self.value_trace_decay is not None:
-            check_number("value_trace_decay", self.value_trace_decay, low=0.0, high=1.0)
-        if self.adaptive_alpha is not None:
-            check_number("adaptive_alpha", self.adaptive_alpha, low=0.0, open_low=True)
-        check_choice("reward_scope", self.reward_scope, ("segment", "session", "session_replicated"))
-        check_choice("observations", self.observations, OBSERVATIONS)
-        check_lost(self.on_lost_reward, self.on_observation_reward)
-        check_kl_options(self.kl_coef, self.kl_estimator)
 
     def required(self) -> Capabilities:
         """A critic; a reference policy too when the rewards are KL-shaped."""

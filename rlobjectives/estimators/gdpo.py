@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
@@ -19,8 +18,9 @@ from rlobjectives.estimators.groups import check_singletons, group_any, group_la
 from rlobjectives.estimators.grpo import standardised
 from rlobjectives.estimators.reward_sum import DOUBLE_UNIT, rounding_unit, weighted_columns
 from rlobjectives.estimators.weights import RewardWeights
-from rlobjectives.estimators.whitening import WHITEN_MODES, whiten
+from rlobjectives.estimators.whitening import whiten
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Moments, Stat
 
@@ -91,22 +91,18 @@ class GDPO(RewardWeights, Estimator):
         min_group_size=2, uses_reward_components=True, forbids_normalize_advantages=True
     )
     window_statistics: ClassVar[Mapping[str, type[Stat]]] = {"combined": Moments}
+    examples = ({"weights": (1.0, 0.5)}, {"weights": {"reward_1": 0.0, "reward_0": 2.0}})
 
-    epsilon: float = 1e-4
+    epsilon: float = option(1e-4, low=0)
     baseline: Literal["inclusive", "leave_one_out"] = "inclusive"
     whiten_unit: Literal["sample", "token", "none"] = "sample"
-    whiten_epsilon: float = 1e-4
+    whiten_epsilon: float = option(1e-4, low=0)
     whiten_mode: Literal["add", "variance", "floor"] = "add"
     on_singleton: Literal["error", "zero"] = "error"
 
-    def __post_init__(self) -> None:
-        RewardWeights.__post_init__(self)
-        check_number("epsilon", self.epsilon, low=0.0)
-        check_number("whiten_epsilon", self.whiten_epsilon, low=0.0)
-        check_choice("baseline", self.baseline, ("inclusive", "leave_one_out"))
-        check_choice("whiten_unit", self.whiten_unit, ("sample", "token", "none"))
-        check_choice("whiten_mode", self.whiten_mode, WHITEN_MODES)
-        check_choice("on_singleton", self.on_singleton, ("error", "zero"))
+    def check(self) -> None:
+        """Weights are at least two, differ in float32 where they differ at all, and are not all zero."""
+        super().check()
         if self.weights is not None:
             values = tuple(self.weights.values() if isinstance(self.weights, dict) else self.weights)
             self._check_count(len(values), "weights")
@@ -221,7 +217,6 @@ class GDPO(RewardWeights, Estimator):
         combined = estimate[:, 0]
         if self.whiten_unit == "none":
             return combined
-        moments = context["combined"]
-        assert isinstance(moments, Moments)
+        moments = context.get("combined", Moments)
         white = whiten(combined, moments, ddof=1, epsilon=self.whiten_epsilon, mode=self.whiten_mode)
         return torch.where((estimate[:, 1] > 0) & (estimate[:, 2] > 0), white, 0.0)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import WindowContext
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons, group_moments
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Mean, Stat
 
@@ -54,14 +54,8 @@ class GPG(RewardWeights, Estimator):
     window_statistics: ClassVar[Mapping[str, type[Stat]]] = {"signal": Mean}
 
     count: Literal["spread", "nonzero"] = "spread"
-    divisor: float = 1.0
+    divisor: float = option(1.0, low=0, open_low=True)
     on_singleton: Literal["error", "zero"] = "error"
-
-    def __post_init__(self) -> None:
-        RewardWeights.__post_init__(self)
-        check_choice("count", self.count, ("spread", "nonzero"))
-        check_number("divisor", self.divisor, low=0.0, open_low=True)
-        check_choice("on_singleton", self.on_singleton, ("error", "zero"))
 
     @property
     def columns(self) -> int:

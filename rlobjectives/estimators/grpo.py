@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_ddof, check_number
 from rlobjectives.component import WindowContext
 from rlobjectives.estimators import reward_sum
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons, group_moments, others_constant, others_m2
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.options import option
 from rlobjectives.rollouts import Groups, Rollouts
 from rlobjectives.statistics import Moments, Stat
 
@@ -32,7 +32,7 @@ def grpo_estimate(
     baseline: str = "inclusive",
     epsilon: float = 1e-6,
     epsilon_mode: str = "add",
-    ddof: int = 1,
+    ddof: Literal[0, 1] = 1,
     tolerance: Tensor | None = None,
 ) -> Tensor:
     """Centre each column on its group, then divide by the group's standard deviation.
@@ -71,7 +71,7 @@ def standardised(
     baseline: str,
     epsilon: float,
     epsilon_mode: str = "add",
-    ddof: int = 1,
+    ddof: Literal[0, 1] = 1,
     tolerance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | float]:
     """What `grpo_estimate` gives, and what each entry was divided by.
@@ -146,22 +146,14 @@ class GRPO(RewardWeights, Estimator):
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2)
+    examples = ({"weights": (1.0, -0.5)}, {"ddof": 0})
 
     scale: Literal["group", "batch", "none"] = "group"
     baseline: Literal["inclusive", "leave_one_out"] = "inclusive"
-    epsilon: float = 1e-6
+    epsilon: float = option(1e-6, low=0)
     epsilon_mode: Literal["add", "clamp"] = "add"
-    ddof: int = 1
+    ddof: Literal[0, 1] = 1
     on_singleton: Literal["error", "zero"] = "error"
-
-    def __post_init__(self) -> None:
-        RewardWeights.__post_init__(self)
-        check_choice("scale", self.scale, ("group", "batch", "none"))
-        check_choice("baseline", self.baseline, ("inclusive", "leave_one_out"))
-        check_choice("epsilon_mode", self.epsilon_mode, ("add", "clamp"))
-        check_number("epsilon", self.epsilon, low=0.0)
-        check_ddof("ddof", self.ddof)
-        check_choice("on_singleton", self.on_singleton, ("error", "zero"))
 
     def required(self) -> Capabilities:
         """Dr.GRPO's centring fixes the scale, so nobody may whiten it; a window's std needs whole groups in it.
@@ -223,8 +215,7 @@ class GRPO(RewardWeights, Estimator):
         del layout
         if self.scale != "batch":
             return estimate
-        moments = context["rewards"]
-        assert isinstance(moments, Moments)
+        moments = context.get("rewards", Moments)
         std, centred = moments.std(self.ddof), estimate[:, 0]
         divisor = std + self.epsilon if self.epsilon_mode == "add" else std.clamp_min(self.epsilon)
         return torch.where(centred == 0, 0.0, centred / divisor)  # no reward differs: 0 even over 0

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number, refuse_rows
+from rlobjectives.checks import refuse_rows
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons, group_moments
 from rlobjectives.estimators.weights import RewardWeights
+from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["MaxRL"]
@@ -45,15 +46,13 @@ class MaxRL(RewardWeights, Estimator):
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2, forbids_normalize_advantages=True)
+    refuses: ClassVar[frozenset[str]] = frozenset({"negative_rewards"})
+    shift_invariant: ClassVar[bool] = False
+    waits_for_device = True
     lowest_weight: ClassVar[float] = 0.0
 
-    epsilon: float = 1e-6
+    epsilon: float = option(1e-6, low=0)
     on_singleton: Literal["error", "zero"] = "error"
-
-    def __post_init__(self) -> None:
-        RewardWeights.__post_init__(self)
-        check_number("epsilon", self.epsilon, low=0.0)
-        check_choice("on_singleton", self.on_singleton, ("error", "zero"))
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Advantages ``[n]``. Scope: group."""

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import TrainerFacts
-from rlobjectives.checks import check_choice, check_ddof, check_number
 from rlobjectives.component import WindowContext
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.whitening import WHITEN_MODES, differs, whiten
+from rlobjectives.estimators.whitening import differs, whiten
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.options import option
 from rlobjectives.statistics import Maximum, Minimum, Moments, Stat
 
 __all__ = ["Normalized"]
@@ -43,15 +43,9 @@ class Normalized(Estimator):
     sums_rewards: ClassVar[bool] = False
 
     normalize: Literal["none", "window"] = "none"
-    ddof: int = 1
-    epsilon: float = 1e-8
+    ddof: Literal[0, 1] = 1
+    epsilon: float = option(1e-8, low=0)
     epsilon_mode: Literal["add", "variance", "floor"] = "variance"
-
-    def __post_init__(self) -> None:
-        check_choice("normalize", self.normalize, ("none", "window"))
-        check_choice("epsilon_mode", self.epsilon_mode, WHITEN_MODES)
-        check_number("epsilon", self.epsilon, low=0.0)
-        check_ddof("ddof", self.ddof)
 
     def violations(self, facts: TrainerFacts) -> Iterable[str]:
         """Normalisation done twice."""
@@ -110,8 +104,7 @@ class Normalized(Estimator):
         raw = self._raw(estimate, layout)
         if self.normalize == "none":
             return raw
-        moments = context["moments"]
-        assert isinstance(moments, Moments)
+        moments = context.get("moments", Moments)
         white = whiten(raw, moments, ddof=self.ddof, epsilon=self.epsilon, mode=self.epsilon_mode)
         counted = True if self.token_level else self._counted(estimate)
         return torch.where(differs(context) & counted, white, 0.0)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons, group_moments, group_sum
 from rlobjectives.estimators.weights import RewardWeights
@@ -51,10 +50,6 @@ class OPO(RewardWeights, Estimator):
     capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2, forbids_normalize_advantages=True)
 
     on_singleton: Literal["error", "zero"] = "error"
-
-    def __post_init__(self) -> None:
-        RewardWeights.__post_init__(self)
-        check_choice("on_singleton", self.on_singleton, ("error", "zero"))
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Centred rewards ``[n]``. Scope: group."""

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.estimators.groups import check_singletons
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import lambda_returns
 from rlobjectives.estimators.shaping import sequence_rewards
-from rlobjectives.estimators.token_rewards import check_lost, token_rewards
+from rlobjectives.estimators.token_rewards import token_rewards
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, clamp_around
+from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["OptimalTokenBaseline"]
@@ -69,21 +69,14 @@ class OptimalTokenBaseline(RewardWeights, Normalized):
 
     capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2, supports_context_parallel=False)
     token_level: ClassVar[bool] = True
+    shift_invariant: ClassVar[bool] = False
+    zero_for_equal_rewards = False  # a position that one answer alone reaches has no baseline
 
-    importance_clip: float | None = None
-    baseline_epsilon: float = 1e-8
+    importance_clip: float | None = option(None, low=0, open_low=True)
+    baseline_epsilon: float = option(1e-8, low=0)
     on_singleton: Literal["error", "zero"] = "error"
     on_lost_reward: Literal["error", "drop"] = "error"
     on_observation_reward: Literal["error", "credit", "drop"] = "error"
-
-    def __post_init__(self) -> None:
-        Normalized.__post_init__(self)
-        RewardWeights.__post_init__(self)
-        if self.importance_clip is not None:
-            check_number("importance_clip", self.importance_clip, low=0.0, open_low=True)
-        check_number("baseline_epsilon", self.baseline_epsilon, low=0.0)
-        check_choice("on_singleton", self.on_singleton, ("error", "zero"))
-        check_lost(self.on_lost_reward, self.on_observation_reward)
 
     def required(self) -> Capabilities:
         """The sampler's log-probabilities when the weights are importance-corrected."""

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number, check_positive_int
+from rlobjectives.checks import check_positive_int
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons, group_moments, group_sum
 from rlobjectives.estimators.reward_sum import RewardSum
 from rlobjectives.estimators.weights import RewardWeights
+from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["PassAtK", "pass_at_k"]
@@ -90,21 +91,12 @@ class PassAtK(RewardWeights, Estimator):
 
     capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2, forbids_normalize_advantages=True)
 
-    k: int = 2
+    k: int = option(2, low=1)
     form: Literal["analytic", "max_minus_second"] = "analytic"
     threshold: float = 0.0
     scale: Literal["group", "none"] = "group"
-    epsilon: float = 0.0
+    epsilon: float = option(0.0, low=0)
     on_singleton: Literal["error", "zero"] = "error"
-
-    def __post_init__(self) -> None:
-        RewardWeights.__post_init__(self)
-        check_positive_int("k", self.k)
-        check_choice("form", self.form, ("analytic", "max_minus_second"))
-        check_number("threshold", self.threshold)
-        check_choice("scale", self.scale, ("group", "none"))
-        check_number("epsilon", self.epsilon, low=0.0)
-        check_choice("on_singleton", self.on_singleton, ("error", "zero"))
 
     @property
     def smallest_group(self) -> int:

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import WindowContext
 from rlobjectives.estimators.groups import check_singletons, group_any
 from rlobjectives.estimators.grpo import grpo_estimate
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import lambda_returns
-from rlobjectives.estimators.shaping import check_kl_options, sequence_rewards, shaped_token_rewards
-from rlobjectives.estimators.token_rewards import check_lost, token_rewards
+from rlobjectives.estimators.shaping import sequence_rewards, shaped_token_rewards
+from rlobjectives.estimators.token_rewards import token_rewards
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["ReinforcePlusPlus", "ReinforcePlusPlusBaseline"]
@@ -65,6 +65,7 @@ class ReinforcePlusPlus(RewardWeights, Normalized):
                 [-0.5000,  0.0000]], dtype=torch.float64)
     """
 
+    refuses: ClassVar[frozenset[str]] = frozenset({"unscored_sequences"})
     capabilities: ClassVar[Capabilities] = Capabilities(
         supports_context_parallel=False, forbids_normalize_advantages=True
     )
@@ -72,22 +73,14 @@ class ReinforcePlusPlus(RewardWeights, Normalized):
     sums_rewards: ClassVar[bool] = True
 
     normalize: Literal["none", "window"] = "window"
-    ddof: int = 0
+    ddof: Literal[0, 1] = 0
     epsilon_mode: Literal["add", "variance", "floor"] = "floor"
-    discount: float = 1.0
-    kl_coef: float = 0.0
+    discount: float = option(1.0, low=0, high=1)
+    kl_coef: float = option(0.0, low=0)
     kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
     observations: Literal["skip", "step"] = "skip"
     on_lost_reward: Literal["error", "drop"] = "error"
     on_observation_reward: Literal["error", "credit", "drop"] = "error"
-
-    def __post_init__(self) -> None:
-        Normalized.__post_init__(self)
-        RewardWeights.__post_init__(self)
-        check_number("discount", self.discount, low=0.0, high=1.0)
-        check_choice("observations", self.observations, ("skip", "step"))
-        check_lost(self.on_lost_reward, self.on_observation_reward)
-        check_kl_options(self.kl_coef, self.kl_estimator)
 
     @property
     def compares_window(self) -> bool:
@@ -155,14 +148,9 @@ class ReinforcePlusPlusBaseline(RewardWeights, Normalized):
     capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2, forbids_normalize_advantages=True)
 
     normalize: Literal["none", "window"] = "window"
-    ddof: int = 0
+    ddof: Literal[0, 1] = 0
     epsilon_mode: Literal["add", "variance", "floor"] = "floor"
     on_singleton: Literal["error", "zero"] = "error"
-
-    def __post_init__(self) -> None:
-        Normalized.__post_init__(self)
-        RewardWeights.__post_init__(self)
-        check_choice("on_singleton", self.on_singleton, ("error", "zero"))
 
     @property
     def columns(self) -> int:

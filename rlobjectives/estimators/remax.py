@@ -12,9 +12,10 @@ from rlobjectives.capabilities import Capabilities
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import lambda_returns
 from rlobjectives.estimators.reward_sum import combined_greedy
-from rlobjectives.estimators.shaping import check_kl_options, sequence_rewards, shaped_token_rewards
-from rlobjectives.estimators.token_rewards import check_lost, token_rewards
+from rlobjectives.estimators.shaping import sequence_rewards, shaped_token_rewards
+from rlobjectives.estimators.token_rewards import token_rewards
 from rlobjectives.estimators.weights import RewardWeights
+from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["ReMax"]
@@ -59,20 +60,15 @@ class ReMax(RewardWeights, Normalized):
         tensor([[0.6000, 0.6000]], dtype=torch.float64)
     """
 
+    refuses: ClassVar[frozenset[str]] = frozenset({"unscored_sequences"})
     capabilities: ClassVar[Capabilities] = Capabilities(supports_context_parallel=False)
     token_level: ClassVar[bool] = True
     sums_rewards: ClassVar[bool] = True
 
-    kl_coef: float = 0.0
+    kl_coef: float = option(0.0, low=0)
     kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
     on_lost_reward: Literal["error", "drop"] = "error"
     on_observation_reward: Literal["error", "credit", "drop"] = "error"
-
-    def __post_init__(self) -> None:
-        Normalized.__post_init__(self)
-        RewardWeights.__post_init__(self)
-        check_lost(self.on_lost_reward, self.on_observation_reward)
-        check_kl_options(self.kl_coef, self.kl_estimator)
 
     @property
     def compares_window(self) -> bool:

@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.groups import check_singletons
 from rlobjectives.estimators.grpo import grpo_estimate
@@ -45,12 +44,9 @@ class RLOO(RewardWeights, Estimator):
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2, forbids_normalize_advantages=True)
+    examples = ({"weights": (0.5, 2.0)},)
 
     on_singleton: Literal["error", "zero"] = "error"
-
-    def __post_init__(self) -> None:
-        RewardWeights.__post_init__(self)
-        check_choice("on_singleton", self.on_singleton, ("error", "zero"))
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Leave-one-out advantages ``[n]``. Scope: group."""

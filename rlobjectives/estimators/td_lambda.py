@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.estimators.gae import final_rewards
 from rlobjectives.estimators.normalized import Normalized
-from rlobjectives.estimators.returns import OBSERVATIONS, Credit, lambda_returns
+from rlobjectives.estimators.returns import Credit, lambda_returns
 from rlobjectives.estimators.shaping import sequence_rewards
-from rlobjectives.estimators.token_rewards import check_lost, token_rewards
+from rlobjectives.estimators.token_rewards import token_rewards
 from rlobjectives.estimators.weights import RewardWeights
+from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["TDLambda"]
@@ -62,24 +62,16 @@ class TDLambda(RewardWeights, Normalized):
         tensor([[0.2000, 1.0000]])
     """
 
+    refuses: ClassVar[frozenset[str]] = frozenset({"unscored_sequences"})
     capabilities: ClassVar[Capabilities] = Capabilities(needs_critic=True, supports_context_parallel=False)
     token_level: ClassVar[bool] = True
 
-    discount: float = 1.0
-    trace_decay: float = 0.95
+    discount: float = option(1.0, low=0, high=1)
+    trace_decay: float = option(0.95, low=0, high=1)
     baseline: Literal["values", "none"] = "values"
     observations: Literal["skip", "zero_value", "step"] = "skip"
     on_lost_reward: Literal["error", "drop"] = "error"
     on_observation_reward: Literal["error", "credit", "drop"] = "error"
-
-    def __post_init__(self) -> None:
-        Normalized.__post_init__(self)
-        RewardWeights.__post_init__(self)
-        check_number("discount", self.discount, low=0.0, high=1.0)
-        check_number("trace_decay", self.trace_decay, low=0.0, high=1.0)
-        check_choice("baseline", self.baseline, ("values", "none"))
-        check_choice("observations", self.observations, OBSERVATIONS)
-        check_lost(self.on_lost_reward, self.on_observation_reward)
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Advantages (or returns), shaped like the mask, in the precision of the values."""

@@ -8,7 +8,6 @@ from typing import ClassVar
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_number
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.rollouts import Rollouts
 
@@ -55,10 +54,6 @@ class TeacherSignal(Normalized):
     token_level: ClassVar[bool] = True
 
     coef: float = 1.0
-
-    def __post_init__(self) -> None:
-        Normalized.__post_init__(self)
-        check_number("coef", self.coef)
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Advantages, shaped like the mask. Scope: token."""

@@ -5,20 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_choice
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.sessions import Trajectories
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.scores import stray_rewards
 
-__all__ = ["check_lost", "token_rewards"]
-
-
-def check_lost(on_lost_reward: str, on_observation_reward: str) -> None:
-    """Raise unless the two options about rewards without an action of their own are among their choices."""
-    check_choice("on_lost_reward", on_lost_reward, ("error", "drop"))
-    check_choice("on_observation_reward", on_observation_reward, ("error", "credit", "drop"))
+__all__ = ["token_rewards"]
 
 
 def token_rewards(

@@ -14,12 +14,13 @@ from rlobjectives.estimators.gae import final_rewards
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.returns import Credit, plain_columns
 from rlobjectives.estimators.shaping import sequence_rewards
-from rlobjectives.estimators.token_rewards import check_lost, token_rewards
+from rlobjectives.estimators.token_rewards import token_rewards
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
 from rlobjectives.layouts.scan import Piece
 from rlobjectives.losses.ratios import clamp_around
+from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["VTrace", "vtrace_returns"]
@@ -163,6 +164,7 @@ class VTrace(RewardWeights, Normalized):
         tensor([[1., 1.]])
     """
 
+    refuses: ClassVar[frozenset[str]] = frozenset({"unscored_sequences"})
     capabilities: ClassVar[Capabilities] = Capabilities(
         needs_critic=True,
         needs_behavior_logprobs=True,
@@ -171,22 +173,13 @@ class VTrace(RewardWeights, Normalized):
     )
     token_level: ClassVar[bool] = True
 
-    discount: float = 1.0
-    trace_decay: float = 1.0
-    rho_clip: float = 1.0
-    trace_clip: float = 1.0
-    policy_rho_clip: float = 1.0
+    discount: float = option(1.0, low=0, high=1)
+    trace_decay: float = option(1.0, low=0, high=1)
+    rho_clip: float = option(1.0, low=0, open_low=True)
+    trace_clip: float = option(1.0, low=0, open_low=True)
+    policy_rho_clip: float = option(1.0, low=0, open_low=True)
     on_lost_reward: Literal["error", "drop"] = "error"
     on_observation_reward: Literal["error", "credit", "drop"] = "error"
-
-    def __post_init__(self) -> None:
-        Normalized.__post_init__(self)
-        RewardWeights.__post_init__(self)
-        check_number("discount", self.discount, low=0.0, high=1.0)
-        check_number("trace_decay", self.trace_decay, low=0.0, high=1.0)
-        for name in ("rho_clip", "trace_clip", "policy_rho_clip"):
-            check_number(name, getattr(self, name), low=0.0, open_low=True)
-        check_lost(self.on_lost_reward, self.on_observation_reward)
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Corrected advantages, shaped like the mask, in the precision of the values."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from rlobjectives.capabilities import TrainerFacts
-from rlobjectives.checks import check_number, check_numbers, check_plain_options
+from rlobjectives.checks import check_number, check_numbers
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.reward_sum import RewardSum, combined_reward
 from rlobjectives.rollouts import Rollouts
@@ -43,10 +43,9 @@ class RewardWeights(_Base):
 
     weights: tuple[float, ...] | dict[str, float] | None = None
 
-    def __post_init__(self, *_: object) -> None:
-        check_plain_options(
-            self
-        )  # stands before that of `Component`, where an estimator has no check of its own
+    def check(self) -> None:
+        """Weights are numbers, and in column order a tuple."""
+        super().check()
         if isinstance(self.weights, Mapping):
             for name, weight in self.weights.items():
                 if not isinstance(name, str):

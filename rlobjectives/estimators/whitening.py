@@ -21,14 +21,10 @@ def differs(context: WindowContext) -> Tensor:
         context: With the statistics ``highest`` and ``lowest`` of the values and, where they are sums, ``rounding``: how
             far any of them may be from what was meant.
     """
-    highest, lowest = context["highest"], context["lowest"]
-    assert isinstance(highest, Maximum) and isinstance(lowest, Minimum)
-    spread = highest.value - lowest.value
+    spread = context.get("highest", Maximum).value - context.get("lowest", Minimum).value
     if "rounding" not in context.statistics:
         return spread > 0.0
-    rounding = context["rounding"]
-    assert isinstance(rounding, Maximum)
-    return spread > 2.0 * rounding.value
+    return spread > 2.0 * context.get("rounding", Maximum).value
 
 
 def whiten(values: Tensor, moments: Moments, *, ddof: int, epsilon: float, mode: str = "add") -> Tensor:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 from rlobjectives.checks import check_device, check_integral, check_mask, check_shape, check_tensor
+from rlobjectives.distributed.communicator import LOCAL, Communicator
 from rlobjectives.errors import MissingColumnError, ShapeError
 from rlobjectives.layouts.scan import Piece, reverse_scan
 from rlobjectives.masking import select
@@ -18,7 +19,7 @@ from rlobjectives.masking import select
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["SequenceFacts", "TokenLayout", "check_layout"]
+__all__ = ["SequenceFacts", "TokenLayout", "check_layout", "with_prompts"]
 
 L = TypeVar("L", bound="TokenLayout")
 
@@ -280,10 +281,7 @@ class TokenLayout(abc.ABC):
         check_integral("group_ids", group_ids)
         check_shape("group_ids", group_ids, (self.num_sequences,), "one id a sequence")
         check_device("group_ids", group_ids, self.mask.device, "layout.mask")
-        unique, index = torch.unique(group_ids, return_inverse=True)
-        counts = torch.stack([self.token_counts(), self.sequence_mask().to(torch.float64)], dim=1)
-        per_group = counts.new_zeros(unique.numel(), 2).index_add_(0, index, counts)
-        return self.with_facts(prompt_tokens=per_group[index, 0], prompt_sequences=per_group[index, 1])
+        return with_prompts([self], [group_ids])[0]
 
 
 def check_layout(layout: object) -> None:
@@ -293,3 +291,35 @@ def check_layout(layout: object) -> None:
             f"layout is {layout.__class__.__name__}; expected a layout. Give PaddedLayout(mask), or "
             "PackedLayout(cu_seqlens, mask)."
         )
+
+
+def with_prompts(
+    layouts: Sequence[L], groups: Sequence[Tensor], communicator: Communicator = LOCAL
+) -> list[L]:
+    """Copies that know the size of each prompt group, for prompt-level reductions.
+
+    Args:
+        layouts: All of this rank that hold sequences of the window's prompts.
+        groups: Integer prompt of each sequence, for each of them.
+        communicator: The ranks that a group may spread over, each with as many sequences as the others.
+    """
+    ids, index = torch.unique(torch.cat(list(groups)), return_inverse=True)
+    counts = torch.cat(
+        [torch.stack([one.token_counts(), one.sequence_mask().to(torch.float64)], dim=1) for one in layouts]
+    )
+    sizes = counts.new_zeros(ids.numel(), 2).index_add_(0, index, counts)
+    if communicator.world_size > 1:
+        # Never more ids than sequences, and every rank has as many sequences: rows of one length.
+        rows = counts.new_full((counts.shape[0], 3), -1.0)
+        rows[: ids.numel()] = torch.cat([ids.double().unsqueeze(1), sizes], dim=1)
+        gathered = communicator.gather(rows.flatten()).reshape(-1, 3).to(sizes.device)
+        everywhere, where = torch.unique(gathered[:, 0], return_inverse=True)
+        totals = sizes.new_zeros(everywhere.numel(), 2).index_add_(0, where, gathered[:, 1:])
+        sizes = totals[torch.searchsorted(everywhere, ids.double())]
+    tokens, sequences = (
+        torch.split(column, [len(one) for one in groups]) for column in sizes[index].unbind(1)
+    )
+    return [
+        layout.with_facts(prompt_tokens=mine, prompt_sequences=siblings)
+        for layout, mine, siblings in zip(layouts, tokens, sequences, strict=True)
+    ]

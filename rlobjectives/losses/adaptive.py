@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rlobjectives.checks import check_number
+from rlobjectives.options import bounds, check_fields, option
 
 __all__ = ["AdaptiveCoefficient", "SteppedCoefficient"]
 
@@ -41,14 +42,13 @@ class AdaptiveCoefficient:
             objective = replace(objective, kl=replace(objective.kl, coef=coefficient.coef))
     """
 
-    coef: float
-    target: float
-    horizon: float = 10_000
-    clip: float = 0.2
+    coef: float = field(metadata=bounds(low=0, open_low=True))
+    target: float = field(metadata=bounds(low=0, open_low=True))
+    horizon: float = option(10_000, low=0, open_low=True)
+    clip: float = option(0.2, low=0, open_low=True)
 
     def __post_init__(self) -> None:
-        for name in ("coef", "target", "horizon", "clip"):
-            check_number(name, getattr(self, name), low=0.0, open_low=True)
+        check_fields(self)
 
     def update(self, divergence: float, *, sequences: float) -> AdaptiveCoefficient:
         """The coefficient after a step.
@@ -96,21 +96,17 @@ class SteppedCoefficient:
             objective = replace(objective, entropy_coef=coefficient.active)
     """
 
-    target: float
+    target: float = field(metadata=bounds(low=0))
     coef: float = 0.0
-    step: float = 0.005
-    low: float = 0.0
+    step: float = option(0.005, low=0, open_low=True)
+    low: float = option(0.0, low=0)
     high: float = 1.0
     entropy: float | None = None
 
     def __post_init__(self) -> None:
-        check_number("target", self.target, low=0.0)
-        check_number("step", self.step, low=0.0, open_low=True)
-        check_number("low", self.low, low=0.0)
+        check_fields(self)
         check_number("high", self.high, low=self.low)
         check_number("coef", self.coef, low=self.low, high=self.high)
-        if self.entropy is not None:
-            check_number("entropy", self.entropy)
 
     @property
     def active(self) -> float:

@@ -125,6 +125,11 @@ class TokenTerm(TokenPart):
 
     sequence_level: ClassVar[bool] = False
 
+    @property
+    def straight_through(self) -> bool:
+        """Whether the slope differs from the derivative of the value on purpose, as behind a stop-gradient."""
+        return False
+
     def conflicts(self, parts: Mapping[str, Component]) -> Iterable[str]:
         """A loss shared by a sequence's tokens cannot take weights that differ between them."""
         reduction = parts.get("reduction")

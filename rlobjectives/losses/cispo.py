@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
 from rlobjectives.losses.clipped import RATIO_METRICS, ratio_metrics
-from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, check_clamp, clamp_around, token_ratio
+from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, clamp_around, token_ratio
+from rlobjectives.options import option
 from rlobjectives.statistics import Mean, Stat
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["CISPO", "WEIGHT_METRICS", "bounded_weight", "weighted_gradient"]
 
-BOUNDS = ("two_sided", "upper", "sign")
 WEIGHT_METRICS: Mapping[str, Metric] = {
     "policy/weight_bounded_fraction": Metric(
         Mean, "fraction", "tokens whose importance weight is held by a bound (they keep a gradient)"
@@ -113,21 +112,15 @@ class CISPO(PolicyLoss):
         'upper'
     """
 
+    straight_through = True
     capabilities: ClassVar[Capabilities] = Capabilities(requires_sampled_distribution=True)
     metrics: ClassVar[Mapping[str, Metric]] = {**RATIO_METRICS, **WEIGHT_METRICS}
 
     bounds: Literal["two_sided", "upper", "sign"] = "two_sided"
-    clip_low: float = 1.0
-    clip_high: float = 10.0
-    ratio_cap: float = 5.0
-    log_ratio_clamp: float | None = LOG_RATIO_CLAMP
-
-    def __post_init__(self) -> None:
-        check_choice("bounds", self.bounds, BOUNDS)
-        check_number("clip_low", self.clip_low, low=0.0, high=1.0)
-        check_number("clip_high", self.clip_high, low=0.0)
-        check_number("ratio_cap", self.ratio_cap, low=0.0, open_low=True)
-        check_clamp(self.log_ratio_clamp)
+    clip_low: float = option(1.0, low=0, high=1)
+    clip_high: float = option(10.0, low=0)
+    ratio_cap: float = option(5.0, low=0, open_low=True)
+    log_ratio_clamp: float | None = option(LOG_RATIO_CLAMP, low=0, open_low=True)
 
     def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
         """Loss, slope and ratio metrics of each token."""

@@ -14,8 +14,9 @@ from rlobjectives.checks import check_number
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
-from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, Ratio, check_clamp, clamp_around, token_ratio
+from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, Ratio, clamp_around, token_ratio
 from rlobjectives.masking import select
+from rlobjectives.options import option
 from rlobjectives.statistics import Maximum, Mean, Moments, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -155,22 +156,24 @@ class ClippedSurrogate(PolicyLoss):
 
     capabilities: ClassVar[Capabilities] = Capabilities(requires_sampled_distribution=True)
     metrics: ClassVar[Mapping[str, Metric]] = {**RATIO_METRICS, **CLIP_METRICS, **HELD_METRICS}
+    examples = (
+        {"clip_high": 0.28},
+        {"dual_clip": 3.0},
+        {"ratio_cap": 2.0},
+        {"dual_clip": 1.5, "ratio_cap": 1.4, "clip_low": 0.1},
+        {"log_ratio_clamp": 5.0},
+    )
 
-    clip_low: float = 0.2
-    clip_high: float | None = None
-    dual_clip: float | None = None
+    clip_low: float = option(0.2, low=0, high=1)
+    clip_high: float | None = option(None, low=0)
+    dual_clip: float | None = option(None, low=1, open_low=True)
     ratio_cap: float | None = None
-    log_ratio_clamp: float | None = LOG_RATIO_CLAMP
+    log_ratio_clamp: float | None = option(LOG_RATIO_CLAMP, low=0, open_low=True)
 
-    def __post_init__(self) -> None:
-        check_number("clip_low", self.clip_low, low=0.0, high=1.0)
-        if self.clip_high is not None:
-            check_number("clip_high", self.clip_high, low=0.0)
-        if self.dual_clip is not None:
-            check_number("dual_clip", self.dual_clip, low=1.0, open_low=True)
+    def check(self) -> None:
+        """The cap lies above the clip."""
         if self.ratio_cap is not None:
             check_number("ratio_cap", self.ratio_cap, low=1.0 + self.upper, open_low=True)
-        check_clamp(self.log_ratio_clamp)
 
     @property
     def upper(self) -> float:

@@ -36,6 +36,21 @@ class PolicyCorrection(TokenPart):
     A dropped token adds nothing, and stays in the reduction's denominators unless
     `shrinks_denominator` says otherwise: then the policy loss is reduced as if the token had been masked
     from the start.
+
+    Example:
+        Half the weight where the sampler was surprised by its own token::
+
+        >>> from dataclasses import dataclass
+        >>> import torch
+        >>> from rlobjectives import GRPO, Objective
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Doubt(PolicyCorrection):
+        ...     below: float = -5.0
+        ...     def token_weights(self, tokens, context):
+        ...         surprised = tokens.need("behavior_logprobs", "Doubt") < self.below
+        ...         return TokenWeights(torch.where(surprised, 0.5, 1.0), tokens.layout.mask)
+        >>> Objective(estimator=GRPO(), correction=Doubt(below=-3.0)).correction.below
+        -3.0
     """
 
     @abc.abstractmethod

@@ -9,19 +9,18 @@ from typing import ClassVar, Literal
 import torch
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
 from rlobjectives.losses.clipped import CLIP_METRICS, RATIO_METRICS, clipped_surrogate, ratio_metrics
 from rlobjectives.losses.ratios import (
     LOG_RATIO_CLAMP,
     Ratio,
-    check_clamp,
     clamp_around,
     importance_ratio,
     log_bound,
     token_ratio,
 )
+from rlobjectives.options import option
 from rlobjectives.statistics import Mean, Moments, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -87,20 +86,11 @@ class DecoupledClip(PolicyLoss):
         "policy/behavior_capped_fraction": Metric(Mean, "fraction", "tokens whose weight is beyond the cap"),
     }
 
-    clip_low: float = 0.2
-    clip_high: float | None = None
-    behavior_cap: float | None = None
+    clip_low: float = option(0.2, low=0, high=1)
+    clip_high: float | None = option(None, low=0)
+    behavior_cap: float | None = option(None, low=0, open_low=True)
     over_cap: Literal["clamp", "mask"] = "clamp"
-    log_ratio_clamp: float | None = LOG_RATIO_CLAMP
-
-    def __post_init__(self) -> None:
-        check_number("clip_low", self.clip_low, low=0.0, high=1.0)
-        if self.clip_high is not None:
-            check_number("clip_high", self.clip_high, low=0.0)
-        if self.behavior_cap is not None:
-            check_number("behavior_cap", self.behavior_cap, low=0.0, open_low=True)
-        check_choice("over_cap", self.over_cap, ("clamp", "mask"))
-        check_clamp(self.log_ratio_clamp)
+    log_ratio_clamp: float | None = option(LOG_RATIO_CLAMP, low=0, open_low=True)
 
     def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
         """Loss, slope and metrics of each token."""

@@ -10,10 +10,10 @@ from typing import ClassVar, Literal
 import torch
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.losses.base import TokenLoss, TokenTerm
 from rlobjectives.masking import select
+from rlobjectives.options import option
 from rlobjectives.statistics import Mean, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -21,7 +21,17 @@ __all__ = ["AdvantageShaping", "Distillation", "DivergenceDistillation", "Revers
 
 
 class AdvantageShaping(Component):
-    """A part that changes advantages token by token, after the estimator has finished."""
+    """A part that changes advantages token by token, after the estimator has finished.
+
+    Example:
+        >>> from rlobjectives import GRPO, Objective
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Halved(AdvantageShaping):
+        ...     def shape(self, tokens):
+        ...         return tokens.replace(advantages=0.5 * tokens.need("advantages", "Halved")), {}
+        >>> Objective(estimator=GRPO(), distillation=Halved()).shapings()
+        (Halved(),)
+    """
 
     @abc.abstractmethod
     def shape(self, tokens: TokenBatch) -> tuple[TokenBatch, dict[str, Stat]]:
@@ -69,13 +79,9 @@ class ReverseKLDistillation(Distillation, AdvantageShaping):
         "distillation/reverse_kl": Metric(Mean, "nats/token", "log-ratio of the policy to the teacher"),
     }
 
-    coef: float = 1.0
+    coef: float = option(1.0, low=0, open_low=True)
     replace: bool = False
     missing: Literal["error", "skip"] = "error"
-
-    def __post_init__(self) -> None:
-        check_number("coef", self.coef, low=0.0, open_low=True)
-        check_choice("missing", self.missing, ("error", "skip"))
 
     def tolerates(self) -> tuple[str, ...]:
         """The teacher's log-probabilities, when missing ones are skipped."""
@@ -122,12 +128,8 @@ class DivergenceDistillation(Distillation, TokenTerm):
         "distillation/divergence": Metric(Mean, "nats/token", "divergence of the policy from the teacher"),
     }
 
-    coef: float = 1.0
+    coef: float = option(1.0, low=0)
     missing: Literal["error", "skip"] = "error"
-
-    def __post_init__(self) -> None:
-        check_number("coef", self.coef, low=0.0)
-        check_choice("missing", self.missing, ("error", "skip"))
 
     def tolerates(self) -> tuple[str, ...]:
         """The divergence, when missing ones are skipped."""

@@ -10,26 +10,23 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
 from rlobjectives.losses.cispo import WEIGHT_METRICS, weighted_gradient
 from rlobjectives.losses.clipped import CLIP_METRICS, RATIO_METRICS, clip_metrics, ratio_metrics
 from rlobjectives.losses.ratios import (
     LOG_RATIO_CLAMP,
-    RATIO_BASES,
     base_logprobs,
-    check_clamp,
     clamp_around,
     importance_ratio,
 )
 from rlobjectives.masking import select
+from rlobjectives.options import option
 from rlobjectives.statistics import Mean, Stat
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["DPPO", "binary_kl", "outside_trust_region"]
 
-DIVERGENCES = ("tv", "kl")
 THRESHOLDS = {"tv": 0.15, "kl": 0.05}
 STABILITY = 1e-8
 
@@ -112,24 +109,16 @@ class DPPO(PolicyLoss):
         (0.05, 0.05)
     """
 
+    straight_through = True
     capabilities: ClassVar[Capabilities] = Capabilities(requires_sampled_distribution=True)
     metrics: ClassVar[Mapping[str, Metric]] = {**RATIO_METRICS, **CLIP_METRICS, **WEIGHT_METRICS}
 
     divergence: Literal["tv", "kl"] = "tv"
-    clip_low: float | None = None
-    clip_high: float | None = None
-    ratio_cap: float = 20.0
+    clip_low: float | None = option(None, low=0)
+    clip_high: float | None = option(None, low=0)
+    ratio_cap: float = option(20.0, low=0, open_low=True)
     base: Literal["old", "behavior"] = "old"
-    log_ratio_clamp: float | None = LOG_RATIO_CLAMP
-
-    def __post_init__(self) -> None:
-        check_choice("divergence", self.divergence, DIVERGENCES)
-        check_choice("base", self.base, RATIO_BASES)
-        for name in ("clip_low", "clip_high"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), low=0.0)
-        check_number("ratio_cap", self.ratio_cap, low=0.0, open_low=True)
-        check_clamp(self.log_ratio_clamp)
+    log_ratio_clamp: float | None = option(LOG_RATIO_CLAMP, low=0, open_low=True)
 
     @property
     def thresholds(self) -> tuple[float, float]:

@@ -9,11 +9,11 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
 from rlobjectives.losses.clipped import RATIO_METRICS, ratio_metrics
-from rlobjectives.losses.ratios import RATIO_BASES, base_logprobs, importance_ratio
+from rlobjectives.losses.ratios import base_logprobs, importance_ratio
+from rlobjectives.options import option
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["DRO", "quadratic_leash"]
@@ -57,12 +57,8 @@ class DRO(PolicyLoss):
 
     metrics: ClassVar[Mapping[str, Metric]] = RATIO_METRICS
 
-    coef: float = 0.1
+    coef: float = option(0.1, low=0, open_low=True)
     base: Literal["old", "behavior"] = "old"
-
-    def __post_init__(self) -> None:
-        check_number("coef", self.coef, low=0.0, open_low=True)
-        check_choice("base", self.base, RATIO_BASES)
 
     def required(self) -> Capabilities:
         """The sampler's log-probabilities, when the leash is tied to them."""

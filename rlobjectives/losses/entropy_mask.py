@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.distributions import Histogram
 from rlobjectives.losses.base import TokenTerm
 from rlobjectives.losses.corrections import PolicyCorrection, TokenWeights
 from rlobjectives.losses.importance_correction import _denominator_conflict
 from rlobjectives.losses.quantile import ROUNDS, quantile_histogram, window_cutoff, window_quantile
+from rlobjectives.options import option
 from rlobjectives.statistics import Maximum, Mean, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -58,12 +58,8 @@ class EntropyMask(PolicyCorrection):
         "entropy_mask/kept_fraction": Metric(Mean, "fraction", "tokens kept in the policy loss"),
     }
 
-    fraction: float = 0.2
+    fraction: float = option(0.2, low=0, high=1, open_low=True)
     denominator: Literal["original", "kept"] = "original"
-
-    def __post_init__(self) -> None:
-        check_number("fraction", self.fraction, low=0.0, high=1.0, open_low=True)
-        check_choice("denominator", self.denominator, ("original", "kept"))
 
     @property
     def shrinks_denominator(self) -> bool:
@@ -121,9 +117,4 @@ def _round(turn: int) -> str:
 
 
 def _rounds(context: WindowContext, count: int) -> list[Histogram]:
-    found = []
-    for turn in range(count):
-        histogram = context[_round(turn)]
-        assert isinstance(histogram, Histogram)
-        found.append(histogram)
-    return found
+    return [context.get(_round(turn), Histogram) for turn in range(count)]

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_number
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
 from rlobjectives.losses.clipped import CLIP_METRICS, RATIO_METRICS, clip_metrics, ratio_metrics
-from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, Ratio, check_clamp, sequence_ratio, sequence_sums
+from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, Ratio, sequence_ratio, sequence_sums
 from rlobjectives.masking import select
+from rlobjectives.options import option
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["GMPO", "one_sided_log_ratio"]
@@ -82,15 +82,9 @@ class GMPO(PolicyLoss):
     metrics: ClassVar[Mapping[str, Metric]] = {**RATIO_METRICS, **CLIP_METRICS}
     sequence_level: ClassVar[bool] = True
 
-    clip_low: float = 0.4
-    clip_high: float | None = None
-    log_ratio_clamp: float | None = LOG_RATIO_CLAMP
-
-    def __post_init__(self) -> None:
-        check_number("clip_low", self.clip_low, low=0.0)
-        if self.clip_high is not None:
-            check_number("clip_high", self.clip_high, low=0.0)
-        check_clamp(self.log_ratio_clamp)
+    clip_low: float = option(0.4, low=0)
+    clip_high: float | None = option(None, low=0)
+    log_ratio_clamp: float | None = option(LOG_RATIO_CLAMP, low=0, open_low=True)
 
     @property
     def upper(self) -> float:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_number
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
@@ -19,12 +18,12 @@ from rlobjectives.losses.ratios import (
     LOG_RATIO_CLAMP,
     Ratio,
     SequenceRatio,
-    check_clamp,
     clamp_around,
     sequence_ratio,
     sequence_sums,
 )
 from rlobjectives.masking import select
+from rlobjectives.options import option
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["GSPO", "GSPOToken", "sequence_surrogate"]
@@ -62,15 +61,9 @@ class _SequenceRatioLoss(PolicyLoss):
     )
     metrics: ClassVar[Mapping[str, Metric]] = {**RATIO_METRICS, **CLIP_METRICS}
 
-    clip_low: float = 3e-4
-    clip_high: float | None = 4e-4
-    log_ratio_clamp: float | None = LOG_RATIO_CLAMP
-
-    def __post_init__(self) -> None:
-        check_number("clip_low", self.clip_low, low=0.0, high=1.0)
-        if self.clip_high is not None:
-            check_number("clip_high", self.clip_high, low=0.0)
-        check_clamp(self.log_ratio_clamp)
+    clip_low: float = option(3e-4, low=0, high=1)
+    clip_high: float | None = option(4e-4, low=0)
+    log_ratio_clamp: float | None = option(LOG_RATIO_CLAMP, low=0, open_low=True)
 
     @property
     def upper(self) -> float:

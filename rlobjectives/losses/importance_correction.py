@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_choice, check_number, check_options, shown
+from rlobjectives.checks import check_number, check_options, shown
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.layouts import TokenLayout
@@ -19,6 +19,7 @@ from rlobjectives.losses.corrections import PolicyCorrection, TokenWeights
 from rlobjectives.losses.mismatch import MISMATCH_METRICS, Mismatch, mismatch_metrics
 from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, clamp_around, log_bound
 from rlobjectives.masking import select
+from rlobjectives.options import check_fields, option
 from rlobjectives.reductions.base import LossReduction
 from rlobjectives.statistics import Mean, Moments, Stat
 from rlobjectives.tokens import TokenBatch
@@ -58,19 +59,16 @@ class Rejection:
     measure: Literal["k1", "k2", "k3"] = "k1"
     over: Literal["token", "sum", "mean", "max"] = "token"
     high: float | None = None
-    low: float | None = None
+    low: float | None = option(None, low=0)
 
     def __post_init__(self) -> None:
-        check_choice("measure", self.measure, ("k1", "k2", "k3"))
-        check_choice("over", self.over, ("token", "sum", "mean", "max"))
+        check_fields(self)
         if self.high is None and self.low is None:
             raise CapabilityError("Rejection has no bound. Give high, low, or both.")
-        if self.low is not None:
-            if self.measure != "k1":
-                raise CapabilityError(
-                    f"low is {shown(self.low)}; {self.measure} is never negative, so give high alone."
-                )
-            check_number("low", self.low, low=0.0)
+        if self.low is not None and self.measure != "k1":
+            raise CapabilityError(
+                f"low is {shown(self.low)}; {self.measure} is never negative, so give high alone."
+            )
         if self.high is not None:
             check_number("high", self.high, low=self.low or 0.0)
 
@@ -173,23 +171,23 @@ class ImportanceCorrection(PolicyCorrection):
     """
 
     metrics: ClassVar[Mapping[str, Metric]] = {**_METRICS, **MISMATCH_METRICS}
+    examples = (
+        {"reject": (Rejection(over="sum", high=1.0),)},
+        {"reject": (Rejection(high=0.5),), "denominator": "kept"},
+    )
 
     weight: Literal["token", "sequence", "geometric", "none"] = "token"
-    low: float = 0.0
+    low: float = option(0.0, low=0)
     high: float | None = 2.0
     outside: Literal["truncate", "mask"] = "truncate"
     reject: tuple[Rejection, ...] = ()
-    veto: float | None = None
+    veto: float | None = option(None, low=0, open_low=True)
     normalize: bool = False
     denominator: Literal["original", "kept"] = "original"
     missing: Literal["error", "one"] = "error"
 
-    def __post_init__(self) -> None:
-        check_choice("weight", self.weight, ("token", "sequence", "geometric", "none"))
-        check_choice("outside", self.outside, ("truncate", "mask"))
-        check_choice("denominator", self.denominator, ("original", "kept"))
-        check_choice("missing", self.missing, ("error", "one"))
-        check_number("low", self.low, low=0.0)
+    def check(self) -> None:
+        """The interval is one, tests are tests, and something is left to do."""
         if self.high is not None:
             check_number("high", self.high, low=self.low, open_low=self.low == 0.0)
         if not isinstance(self.reject, (tuple, list)):
@@ -197,8 +195,6 @@ class ImportanceCorrection(PolicyCorrection):
                 f"reject is {shown(self.reject)}; expected a list of tests, each a Rejection or its options."
             )
         object.__setattr__(self, "reject", tuple(_rejection(test) for test in self.reject))
-        if self.veto is not None:
-            check_number("veto", self.veto, low=0.0, open_low=True)
         if self.weight == "none" and (self.normalize or not (self.reject or self.veto)):
             raise CapabilityError(
                 "weight is 'none', so the correction only drops tokens: give reject or veto, leave normalize "
@@ -279,8 +275,7 @@ class ImportanceCorrection(PolicyCorrection):
         mismatch, mask = Mismatch.of(tokens, context), tokens.layout.mask
         weight, keep, outside = self._weights(mismatch, tokens.layout)
         if self.normalize:
-            mean = context["weight"]
-            assert isinstance(mean, Mean)
+            mean = context.get("weight", Mean)
             weight = weight / torch.where(mean.value > 0, mean.value, 1.0)
         weight = select(weight, keep)
         metrics: dict[str, Stat] = {

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_choice, check_number
+from rlobjectives.checks import check_choice
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.losses.base import TokenLoss, TokenTerm
 from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, clamp_around, token_ratio
 from rlobjectives.masking import select
+from rlobjectives.options import option
 from rlobjectives.statistics import Mean
 from rlobjectives.tokens import TokenBatch
 
@@ -123,23 +124,25 @@ class KLPenalty(TokenTerm):
     """
 
     metrics: ClassVar[Mapping[str, Metric]] = REFERENCE_METRICS
+    examples = ({"coef": 0.5, "exponent_clamp": 3.0},)
 
-    coef: float = 0.001
+    coef: float = option(0.001, low=0)
     estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "ratio_k3", "full"] = "k3"
-    exponent_clamp: float = LOG_RATIO_CLAMP
-    output_clamp: float | None = None
+    exponent_clamp: float = option(LOG_RATIO_CLAMP, low=0, open_low=True)
+    output_clamp: float | None = option(None, low=0, open_low=True)
 
-    def __post_init__(self) -> None:
-        check_number("coef", self.coef, low=0.0)
-        check_number("exponent_clamp", self.exponent_clamp, low=0.0, open_low=True)
-        check_choice("estimator", self.estimator, KL_ESTIMATORS)
-        if self.output_clamp is not None:
-            check_number("output_clamp", self.output_clamp, low=0.0, open_low=True)
-            if self.estimator in ("ratio_k3", "full"):
-                raise CapabilityError(
-                    f"output_clamp is {self.output_clamp!r}, but {self.estimator!r} has the exact gradient, "
-                    "and would lose it where the divergence is largest. Leave output_clamp out."
-                )
+    def check(self) -> None:
+        """No clamp where it would cost the exact gradient."""
+        if self.output_clamp is not None and self.estimator in ("ratio_k3", "full"):
+            raise CapabilityError(
+                f"output_clamp is {self.output_clamp!r}, but {self.estimator!r} has the exact gradient, "
+                "and would lose it where the divergence is largest. Leave output_clamp out."
+            )
+
+    @property
+    def straight_through(self) -> bool:
+        """With k1+ and k3+."""
+        return self.estimator.endswith("+")
 
     def required(self) -> Capabilities:
         """The reference's log-probabilities, unless the whole divergence comes with the tokens."""

@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.distributions import Histogram
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
@@ -18,6 +17,7 @@ from rlobjectives.losses.kl import kl_estimate
 from rlobjectives.losses.quantile import ROUNDS, quantile_histogram, window_cutoff, window_quantile
 from rlobjectives.losses.ratios import token_ratio
 from rlobjectives.masking import select
+from rlobjectives.options import option
 from rlobjectives.statistics import Maximum, Mean, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -97,15 +97,11 @@ class KLCov(PolicyLoss):
     }
     prepass_rounds: ClassVar[int] = 1 + ROUNDS
     prepass_reads_advantages: ClassVar[bool] = True
+    examples = ({"fraction": 0.3},)
 
-    fraction: float = 2e-3
-    coef: float = 1.0
+    fraction: float = option(2e-3, low=0, high=1, open_low=True)
+    coef: float = option(1.0, low=0)
     divergence: Literal["abs", "k2", "k3"] = "abs"
-
-    def __post_init__(self) -> None:
-        check_number("fraction", self.fraction, low=0.0, high=1.0, open_low=True)
-        check_number("coef", self.coef, low=0.0)
-        check_choice("divergence", self.divergence, ("abs", "k2", "k3"))
 
     def declared_statistics(self) -> Mapping[str, type[Stat]]:
         """Two means, then one histogram a round."""
@@ -152,7 +148,7 @@ class KLCov(PolicyLoss):
 
     def _covariance(self, tokens: TokenBatch, context: WindowContext) -> Tensor:
         select = tokens.layout.select
-        means = [stat.value for name in _MEANS if isinstance(stat := context[name], Mean)]
+        means = [context.get(name, Mean).value for name in _MEANS]
         advantages = tokens.need("advantages", "KLCov")
         return select(token_covariance(select(tokens.logprobs), select(advantages), *means))
 
@@ -165,5 +161,4 @@ def _kinds(turn: int) -> Mapping[str, type[Stat]]:
 
 
 def _histograms(context: WindowContext, count: int) -> list[Histogram]:
-    found = [context[f"round_{turn}"] for turn in range(1, count + 1)]
-    return [stat for stat in found if isinstance(stat, Histogram)]
+    return [context.get(f"round_{turn}", Histogram) for turn in range(1, count + 1)]

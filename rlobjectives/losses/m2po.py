@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.distributions import Histogram
 from rlobjectives.layouts import TokenLayout
@@ -19,6 +18,7 @@ from rlobjectives.losses.clipped import CLIP_METRICS, RATIO_METRICS, clipped_sur
 from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, Ratio, clamp_around, token_ratio
 from rlobjectives.losses.second_moment import ROUNDS, Level, level_of, local_level, round_histogram
 from rlobjectives.masking import select
+from rlobjectives.options import option
 from rlobjectives.statistics import Mean, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -97,20 +97,12 @@ class M2PO(PolicyLoss):
     prepass_rounds: ClassVar[int] = ROUNDS
     prepass_reads_advantages: ClassVar[bool] = True
 
-    budget: float = 0.01
+    budget: float = option(0.01, low=0, open_low=True)
     mode: Literal["clip_released", "clip_waterfill", "mask"] = "clip_released"
-    floor_low: float = 0.3
-    floor_high: float = 0.5
+    floor_low: float = option(0.3, low=0, high=1)
+    floor_high: float = option(0.5, low=0)
     scope: Literal["step", "micro_batch"] = "step"
     denominator: Literal["original", "kept"] = "original"
-
-    def __post_init__(self) -> None:
-        check_number("budget", self.budget, low=0.0, open_low=True)
-        check_choice("mode", self.mode, ("clip_released", "clip_waterfill", "mask"))
-        check_number("floor_low", self.floor_low, low=0.0, high=1.0)
-        check_number("floor_high", self.floor_high, low=0.0)
-        check_choice("scope", self.scope, ("step", "micro_batch"))
-        check_choice("denominator", self.denominator, ("original", "kept"))
 
     @property
     def masks(self) -> bool:
@@ -174,8 +166,7 @@ class M2PO(PolicyLoss):
         return loss._replace(metrics={**loss.metrics, **ratio_metrics(ratio, layout.mask)})
 
     def _rounds(self, context: WindowContext, count: int) -> list[Histogram]:
-        found = [context[f"round_{turn}"] for turn in range(count)]
-        return [stat for stat in found if isinstance(stat, Histogram)]
+        return [context.get(f"round_{turn}", Histogram) for turn in range(count)]
 
     def _bounded(self, ratio: Ratio, tokens: TokenBatch) -> Tensor:
         if self.masks:

@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 import torch
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.losses.base import TokenTerm
 from rlobjectives.losses.corrections import PolicyCorrection, TokenWeights
@@ -58,11 +57,6 @@ class OPSM(PolicyCorrection):
     threshold: float = 0.1
     against: Literal["old", "behavior"] = "old"
     denominator: Literal["original", "kept"] = "original"
-
-    def __post_init__(self) -> None:
-        check_number("threshold", self.threshold)
-        check_choice("against", self.against, ("old", "behavior"))
-        check_choice("denominator", self.denominator, ("original", "kept"))
 
     @property
     def shrinks_denominator(self) -> bool:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.distributions import EffectiveSize, effective_size
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
 from rlobjectives.losses.ratios import LOG_RATIO_CLAMP
+from rlobjectives.options import option
 from rlobjectives.statistics import Maximum, Mean, Moments, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -163,18 +163,13 @@ class P3O(PolicyLoss):
         True
     """
 
+    straight_through = True
     metrics: ClassVar[Mapping[str, Metric]] = _METRICS
 
     ess_scope: Literal["step", "micro_batch", "sequence"] = "step"
     kl_mode: Literal["proxy_safe", "proxy", "exact"] = "proxy_safe"
-    epsilon: float = 0.0
-    exponent_clamp: float = EXPONENT_CLAMP
-
-    def __post_init__(self) -> None:
-        check_choice("ess_scope", self.ess_scope, ("step", "micro_batch", "sequence"))
-        check_choice("kl_mode", self.kl_mode, ("proxy_safe", "proxy", "exact"))
-        check_number("epsilon", self.epsilon, low=0.0)
-        check_number("exponent_clamp", self.exponent_clamp, low=0.0, open_low=True)
+    epsilon: float = option(0.0, low=0)
+    exponent_clamp: float = option(EXPONENT_CLAMP, low=0, open_low=True)
 
     def required(self) -> Capabilities:
         """A pass before the losses in step scope; an exchange inside the loss otherwise."""
@@ -251,9 +246,7 @@ class P3O(PolicyLoss):
 
     def _effective_size(self, log: Tensor, layout: TokenLayout, context: WindowContext) -> Tensor:
         if self.ess_scope == "step":
-            weights = context["weights"]
-            assert isinstance(weights, EffectiveSize)
-            return weights.value(self.epsilon)
+            return context.get("weights", EffectiveSize).value(self.epsilon)
         whole = self.ess_scope == "micro_batch"
         return segment_effective_size(log, layout, context, whole=whole, epsilon=self.epsilon)
 

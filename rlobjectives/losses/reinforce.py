@@ -9,25 +9,22 @@ from typing import Literal
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
 from rlobjectives.losses.cispo import WEIGHT_METRICS, weighted_gradient
 from rlobjectives.losses.clipped import RATIO_METRICS, ratio_metrics
 from rlobjectives.losses.ratios import (
     LOG_RATIO_CLAMP,
-    RATIO_BASES,
     base_logprobs,
     clamp_around,
     importance_ratio,
     sequence_sums,
 )
+from rlobjectives.options import option
 from rlobjectives.statistics import Mean
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["Reinforce"]
-
-WEIGHTS = ("none", "token", "sequence")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +52,13 @@ class Reinforce(PolicyLoss):
     """
 
     weight: Literal["none", "token", "sequence"] = "none"
-    weight_cap: float | None = None
+    weight_cap: float | None = option(None, low=0, open_low=True)
     base: Literal["old", "behavior"] = "old"
 
-    def __post_init__(self) -> None:
-        check_choice("weight", self.weight, WEIGHTS)
-        check_choice("base", self.base, RATIO_BASES)
-        if self.weight_cap is not None:
-            check_number("weight_cap", self.weight_cap, low=0.0, open_low=True)
+    @property
+    def straight_through(self) -> bool:
+        """With a weight, which takes no gradient."""
+        return self.weight != "none"
 
     def required(self) -> Capabilities:
         """Fresh samples without a weight; the distribution that sampled with one."""

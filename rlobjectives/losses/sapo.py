@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_number
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
 from rlobjectives.losses.clipped import RATIO_METRICS, ratio_metrics
-from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, check_clamp, token_ratio
+from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, token_ratio
 from rlobjectives.masking import select
+from rlobjectives.options import option
 from rlobjectives.statistics import Mean, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -73,14 +73,9 @@ class SAPO(PolicyLoss):
         "policy/gate": Metric(Mean, "fraction", "how open SAPO's gate is: 1 on policy, 0 far from it"),
     }
 
-    temperature_positive: float = 1.0
-    temperature_negative: float = 1.05
-    log_ratio_clamp: float | None = LOG_RATIO_CLAMP
-
-    def __post_init__(self) -> None:
-        check_number("temperature_positive", self.temperature_positive, low=0.0, open_low=True)
-        check_number("temperature_negative", self.temperature_negative, low=0.0, open_low=True)
-        check_clamp(self.log_ratio_clamp)
+    temperature_positive: float = option(1.0, low=0, open_low=True)
+    temperature_negative: float = option(1.05, low=0, open_low=True)
+    log_ratio_clamp: float | None = option(LOG_RATIO_CLAMP, low=0, open_low=True)
 
     def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
         """Loss, slope and ratio metrics of each token."""

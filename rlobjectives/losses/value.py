@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_number
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.errors import MissingColumnError
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses.base import TokenLoss, TokenTerm
 from rlobjectives.masking import select
+from rlobjectives.options import option
 from rlobjectives.statistics import Mean
 from rlobjectives.tokens import TokenBatch
 
@@ -118,16 +118,9 @@ class ClippedValueLoss(TokenTerm):
         "value/error": Metric(Mean, "reward²", "mean squared distance of values and returns, unclipped"),
     }
 
-    coef: float = 1.0
-    clip: float | None = 0.2
-    huber_delta: float | None = None
-
-    def __post_init__(self) -> None:
-        check_number("coef", self.coef, low=0.0)
-        if self.clip is not None:
-            check_number("clip", self.clip, low=0.0, open_low=True)
-        if self.huber_delta is not None:
-            check_number("huber_delta", self.huber_delta, low=0.0, open_low=True)
+    coef: float = option(1.0, low=0)
+    clip: float | None = option(0.2, low=0, open_low=True)
+    huber_delta: float | None = option(None, low=0, open_low=True)
 
     def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
         """The critic's loss of each token; its slope is in ``tokens.values``, none in the log-probabilities."""

@@ -11,18 +11,17 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_choice, check_number
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.losses.base import PolicyLoss, TokenLoss
 from rlobjectives.losses.cispo import weighted_gradient
 from rlobjectives.losses.clipped import RATIO_METRICS, ratio_metrics
 from rlobjectives.losses.ratios import (
     LOG_RATIO_CLAMP,
-    RATIO_BASES,
     base_logprobs,
     importance_ratio,
     sequence_sums,
 )
+from rlobjectives.options import option
 from rlobjectives.statistics import Mean, Stat
 from rlobjectives.tokens import TokenBatch
 
@@ -82,6 +81,7 @@ class VESPO(PolicyLoss):
         True
     """
 
+    straight_through = True
     capabilities: ClassVar[Capabilities] = Capabilities(
         requires_sampled_distribution=True, communicates_in_loss=True
     )
@@ -90,16 +90,11 @@ class VESPO(PolicyLoss):
         "policy/sequence_weight": Metric(Mean, "weight", "VESPO's weight of a sequence, over tokens"),
     }
 
-    shape_positive: float = 2.0
-    rate_positive: float = 3.0
-    shape_negative: float = 3.0
-    rate_negative: float = 2.0
+    shape_positive: float = option(2.0, low=0, open_low=True)
+    rate_positive: float = option(3.0, low=0, open_low=True)
+    shape_negative: float = option(3.0, low=0, open_low=True)
+    rate_negative: float = option(2.0, low=0, open_low=True)
     base: Literal["old", "behavior"] = "old"
-
-    def __post_init__(self) -> None:
-        for name in ("shape_positive", "rate_positive", "shape_negative", "rate_negative"):
-            check_number(name, getattr(self, name), low=0.0, open_low=True)
-        check_choice("base", self.base, RATIO_BASES)
 
     def required(self) -> Capabilities:
         """The sampler's log-probabilities, when the ratio is taken against them."""

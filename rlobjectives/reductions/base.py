@@ -25,10 +25,12 @@ class LossReduction(Component):
         token_level: True when `weights` gives one weight a token, else one a sequence.
         follows_mask: True when statistics and weights follow from the layout's mask, so that they can be
             found again for a smaller one.
+        averages: Whether the weights of a window add up to 1 where every sequence has a token.
     """
 
     token_level: ClassVar[bool] = False
     follows_mask: ClassVar[bool] = True
+    averages: ClassVar[bool] = False
 
     def statistics(self, layout: TokenLayout) -> dict[str, Stat]:
         """What `weights` must know beyond the window's counts, from one micro-batch."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import Tensor
 
-from rlobjectives.checks import check_choice, check_positive_int
 from rlobjectives.component import WindowContext
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.options import bounds
 from rlobjectives.reductions.base import LossReduction, inverse
 
 __all__ = ["FixedBudget"]
@@ -38,12 +38,8 @@ class FixedBudget(LossReduction):
         FixedBudget(max_tokens=8, count='all')
     """
 
-    max_tokens: int
+    max_tokens: int = field(metadata=bounds(low=1))
     count: Literal["all", "nonempty"] = "all"
-
-    def __post_init__(self) -> None:
-        check_positive_int("max_tokens", self.max_tokens)
-        check_choice("count", self.count, ("all", "nonempty"))
 
     def weights(self, layout: TokenLayout, context: WindowContext) -> Tensor:
         """``1 / (N · B)`` for every sequence."""

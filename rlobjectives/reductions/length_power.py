@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_number, check_positive_int
 from rlobjectives.component import WindowContext
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.options import option
 from rlobjectives.reductions.base import LossReduction, inverse
 from rlobjectives.statistics import Stat, Sum
 
@@ -52,12 +52,8 @@ class LengthPower(LossReduction):
 
     window_statistics: ClassVar[Mapping[str, type[Stat]]] = {"powers": Sum}
 
-    power: float = 1.0
-    max_tokens: int = 1
-
-    def __post_init__(self) -> None:
-        check_number("power", self.power, low=0.0, high=1.0)
-        check_positive_int("max_tokens", self.max_tokens)
+    power: float = option(1.0, low=0, high=1)
+    max_tokens: int = option(1, low=1)
 
     def statistics(self, layout: TokenLayout) -> dict[str, Stat]:
         """``Σ T^−α`` over the sequences that this rank counts."""
@@ -65,9 +61,7 @@ class LengthPower(LossReduction):
 
     def weights(self, layout: TokenLayout, context: WindowContext) -> Tensor:
         """``T^−α / (M·Σ T^−α)`` for each sequence."""
-        powers = context["powers"]
-        assert isinstance(powers, Sum)
-        return self._powers(layout) * inverse(powers.value) / self.max_tokens
+        return self._powers(layout) * inverse(context.get("powers", Sum).value) / self.max_tokens
 
     def _powers(self, layout: TokenLayout) -> Tensor:
         lengths = layout.token_counts()

@@ -38,6 +38,7 @@ class PromptMean(LossReduction):
         PromptMean()
     """
 
+    averages: ClassVar[bool] = True
     window_statistics: ClassVar[Mapping[str, type[Stat]]] = {"prompts": Sum}
     follows_mask: ClassVar[bool] = False
 
@@ -48,6 +49,4 @@ class PromptMean(LossReduction):
 
     def weights(self, layout: TokenLayout, context: WindowContext) -> Tensor:
         """``1 / (P · T_prompt)`` for each sequence."""
-        prompts = context["prompts"]
-        assert isinstance(prompts, Sum)
-        return inverse(prompts.value) * inverse(layout.fact("prompt_tokens", _REMEDY))
+        return inverse(context.get("prompts", Sum).value) * inverse(layout.fact("prompt_tokens", _REMEDY))

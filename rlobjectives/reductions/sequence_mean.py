@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from rlobjectives.checks import check_choice
 from rlobjectives.component import WindowContext
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.reductions.base import LossReduction, inverse
@@ -41,10 +40,9 @@ class SequenceMean(LossReduction):
         SequenceMean(count='nonempty')
     """
 
-    count: Count = "all"
+    averages: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_choice("count", self.count, ("all", "nonempty"))
+    count: Count = "all"
 
     def weights(self, layout: TokenLayout, context: WindowContext) -> Tensor:
         """``1 / (N · Tᵢ)`` for each sequence, with the whole sequence's Tᵢ."""
@@ -70,9 +68,6 @@ class SequenceSum(LossReduction):
     """
 
     count: Count = "all"
-
-    def __post_init__(self) -> None:
-        check_choice("count", self.count, ("all", "nonempty"))
 
     def weights(self, layout: TokenLayout, context: WindowContext) -> Tensor:
         """``1 / N`` for every sequence."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -30,6 +31,8 @@ class TokenMean(LossReduction):
         >>> window.weights(layout)[0, 0]
         tensor(0.2500, dtype=torch.float64)
     """
+
+    averages: ClassVar[bool] = True
 
     def weights(self, layout: TokenLayout, context: WindowContext) -> Tensor:
         """``1 / T`` for every sequence."""

@@ -1,9 +1,11 @@
 """Wrong configurations end in one message before anything is trained."""
 
+import copy
 import functools
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import lightning.pytorch  # noqa: F401  # its log handler keeps the stream it finds, which must outlive a test
 import pytest
@@ -61,6 +63,14 @@ def config(tmp_path, monkeypatch):
             "model.micro_batch_size: Expected a <class 'int'>. Got value: two",
         ),
         ("--model.init_args.micro_batchsize=2", "Did you mean micro_batch_size? TablePolicy takes:"),
+        (
+            f"{OBJECTIVE}.estimator.init_args.epsilon=1{'0' * 400}",
+            "a whole number is too large where a number is expected; write one below 1e308",
+        ),
+        (
+            f"{OBJECTIVE}.estimator.init_args.epsilon=abc",
+            "estimator.epsilon: Expected a <class 'float'>. Got value: abc",
+        ),
         ("--trainer.max_stepz=1", "unrecognized arguments: --trainer.max_stepz=1"),
         (f"{OBJECTIVE}.estimator=GDP0", "no class 'GDP0' is known. Did you mean GDPO?"),
         (
@@ -223,3 +233,53 @@ def test_runs_warn_of_no_deprecation_that_is_ours(tmp_path, monkeypatch):
     kinds = (FutureWarning, DeprecationWarning, PendingDeprecationWarning)
     ours = [one for one in said if issubclass(one.category, kinds) and "/lightning/" not in one.filename]
     assert not ours, [f"{one.filename}:{one.lineno}: {one.message}" for one in ours]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ((), "Option 'trianer' is not accepted. Did you mean trainer?"),
+        (("trainer",), "trainer: Option 'trianer' is not accepted."),
+        (("model", "init_args"), "model.init_args: Option 'trianer' is not accepted."),
+        (("model", "init_args", "objective"), "model.init_args.objective: Option 'trianer' is not accepted."),
+        (
+            ("model", "init_args", "objective", "estimator", "init_args"),
+            "estimator.init_args: Option 'trianer'",
+        ),
+    ],
+)
+def test_an_empty_section_that_nothing_reads(config, capsys, path, expected):
+    """The parser drops it, and with it the reader's belief that something was set."""
+    written = copy.deepcopy(CONFIG)
+    place = written
+    for key in path:
+        place = place[key]
+    place["trianer"] = {}
+    Path(config).write_text(yaml.safe_dump(written))
+    assert main(["fit", "--config", config]) == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"objective": "gdpo", "objective_args": {}},
+        {"objective": {"estimator": "GRPO", "reduction": {"class_path": "TokenMean", "init_args": {}}}},
+    ],
+)
+def test_an_empty_section_that_something_reads(config, monkeypatch, model):
+    written = copy.deepcopy(CONFIG)
+    written["model"]["init_args"] |= model
+    Path(config).write_text(yaml.safe_dump(written))
+    monkeypatch.setattr(Trainer, "fit", functools.wraps(Trainer.fit)(lambda *_, **__: None))
+    assert main(["fit", "--config", config]) == 0
+
+
+def test_what_a_part_of_ones_own_says_is_the_message(config, capsys):
+    """Two classes are tried for the place, and the parser shows the reason of the first alone."""
+    option = f"{OBJECTIVE}.correction={{class_path: tests.own_parts.OwnCorrection, init_args: {{scale: -1}}}}"
+    assert main(["fit", "--config", config, option]) == 2
+    message = capsys.readouterr().err
+    assert "error: scale is -1" in message
+    assert "expected a finite number in [0, inf)" in message
+    assert "ImportanceCorrection" not in message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -231,6 +232,20 @@ def refuse_and_go_on() -> list[str]:
 
 def test_what_ended_one_run_does_not_end_the_next() -> None:
     assert run_ranks(refuse_and_go_on, 2, fresh=True) == [["refused on all ranks", "went on"]] * 2
+
+
+def listeners() -> list[int]:
+    """Threads that still listen, right after each of many stretches of code; one that outlives Python aborts the process."""
+    found = []
+    for _ in range(20):
+        with ends_together():
+            time.sleep(0.01)
+        found.append(sum(thread.name == "rlobjectives-watch" for thread in threading.enumerate()))
+    return found
+
+
+def test_nothing_listens_when_the_code_has_ended() -> None:
+    assert run_ranks(listeners, 2) == [[0] * 20] * 2
 
 
 def test_in_a_single_process_it_does_nothing() -> None:

@@ -33,10 +33,10 @@ from rlobjectives import (
     synchronize,
 )
 from rlobjectives.distributed import full_token_counts
-from tests.compare import assert_same
+from rlobjectives.testing.cases import MicroBatch, Shard, draw_case
+from rlobjectives.testing.compare import assert_same
+from rlobjectives.testing.simulate import Outcome, run_window, together, whole
 from tests.ranks import run_ranks
-from tests.strategies import draw_case
-from tests.windows import MicroBatch, Outcome, Shard, run_window, together, whole
 
 CASE = draw_case(40, (3, 4, 2, 5), width=6, empty_rows=0.2)
 SHARDS: dict[int, list[list[MicroBatch]]] = {
@@ -163,7 +163,7 @@ def break_one(how: str) -> None:
             NonFiniteError,
             "rank 1, micro-batch 0: estimate has 3 non-finite values",
         ),
-        ("schema", RankError, RankError, "columns of a rollout (rank 0"),
+        ("schema", RankError, RankError, "columns of a rollout ({others} / rank 1): "),
     ],
 )
 @pytest.mark.parametrize("world", [2, 4])
@@ -174,10 +174,11 @@ def test_one_broken_rank_stops_all_at_the_same_point(
     begin = time.monotonic()
     errors = run_ranks(break_one, world, how, expect_errors=True, timeout=30.0)
     assert time.monotonic() - begin < 20.0
+    expected = message.format(others="rank 0" if world == 2 else "ranks 0, 2, 3")
     for rank, error in enumerate(errors):
         assert isinstance(error, own if rank == 1 else others), error
         if rank != 1:
-            assert message in str(error)
+            assert expected in str(error)
             assert f"Raised on all {world} ranks" in str(error)
 
 

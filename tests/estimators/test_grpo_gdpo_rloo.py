@@ -29,8 +29,8 @@ from rlobjectives import (
 )
 from rlobjectives.functional import grpo_estimate, whiten
 from rlobjectives.statistics import Moments
+from rlobjectives.testing.cases import draw_case
 from tests.oracles import normalised as oracle
-from tests.strategies import draw_case
 
 GROUP = [1.0, 0.0, 0.5, 0.0]
 

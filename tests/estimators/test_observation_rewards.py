@@ -21,8 +21,8 @@ from rlobjectives import (
     TDLambda,
     VTrace,
 )
+from rlobjectives.testing.forbidden import no_host_sync
 from tests.estimators.helpers import LAYOUTS, close, rollouts_of, rows_of
-from tests.forbidden import no_host_sync
 from tests.oracles import credit as oracle
 
 READERS: tuple[tuple[type, dict[str, Any]], ...] = (

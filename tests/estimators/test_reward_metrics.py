@@ -9,7 +9,7 @@ import torch
 
 from rlobjectives import GAE, GDPO, GRPO, Objective, PaddedLayout, Rollouts, Stat, TokenBatch, reward_metrics
 from rlobjectives.estimators.diagnostics import REWARD_METRICS
-from tests.windows import run_ranks_as_threads
+from rlobjectives.testing.simulate import run_ranks_as_threads
 
 REWARDS = torch.tensor([[1.0, 5.0], [1.0, 6.0], [0.0, 1.0], [1.0, 1.0], [3.0, torch.nan], [7.0, torch.nan]])
 SCORED = torch.tensor([[True, True]] * 4 + [[True, False], [False, False]])

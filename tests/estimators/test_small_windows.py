@@ -26,7 +26,7 @@ from rlobjectives import (
     Rollouts,
     TrainerFacts,
 )
-from tests.windows import run_ranks_as_threads
+from rlobjectives.testing.simulate import run_ranks_as_threads
 
 COMPARING = [
     GDPO(),

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlobjectives import MissingColumnError, PackedLayout, PaddedLayout, ShapeError, TokenLayout
-from tests.strategies import draw_case
-from tests.windows import Shard
+from rlobjectives.testing.cases import Shard, draw_case
 
 MASK = torch.tensor([[True, False, True], [False, False, False], [True, True, False]])
 COLUMN = torch.tensor([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0], [64.0, 128.0, 256.0]])

@@ -24,9 +24,8 @@ from rlobjectives import (
     TokenLayout,
     TokenMean,
 )
+from rlobjectives.testing.cases import Shard, draw_case
 from tests.oracles import reductions as oracle
-from tests.strategies import draw_case
-from tests.windows import Shard
 
 PUBLISHED = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, float("nan")]], dtype=torch.float64)
 

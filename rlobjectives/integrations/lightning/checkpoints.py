@@ -33,7 +33,7 @@ from rlobjectives.integrations.whole_files import clear_partials, replacing, sib
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-    from rlobjectives.integrations.lightning.resuming import ResumableRollouts
+    from rlobjectives.integrations.lightning.host import TrainedModule
 
 __all__ = ["guard_checkpoints", "writes_folders"]
 
@@ -47,7 +47,7 @@ def writes_folders(strategy: Any) -> bool:
     return isinstance(strategy, DeepSpeedStrategy)
 
 
-def guard_checkpoints(module: ResumableRollouts, trainer: Trainer) -> CheckpointGuard:
+def guard_checkpoints(module: TrainedModule, trainer: Trainer) -> CheckpointGuard:
     """Have a trainer write whole checkpoints and load no others; the second time, what it has already.
 
     Args:
@@ -77,7 +77,7 @@ class CheckpointGuard:
         run: What tells this call of ``fit`` from others, the same on all ranks.
     """
 
-    def __init__(self, module: ResumableRollouts, trainer: Trainer) -> None:
+    def __init__(self, module: TrainedModule, trainer: Trainer) -> None:
         self.module = module
         self.trainer = trainer
         self.has_fitted = False

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any, ClassVar
-
-from torch import Tensor, nn
 
 from rlobjectives.capabilities import TrainerFacts
 from rlobjectives.checks import check_positive_int
@@ -14,7 +11,7 @@ from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.combined import several_value_targets
 from rlobjectives.integrations.lightning.critic_round import CriticRound
 from rlobjectives.integrations.lightning.engine import Engine
-from rlobjectives.integrations.lightning.experience import Experience
+from rlobjectives.integrations.lightning.host import CriticModule
 from rlobjectives.integrations.lightning.mixin import ObjectiveMixin
 from rlobjectives.integrations.lightning.movement import MovementWatch
 from rlobjectives.integrations.lightning.resting import RestingGroups
@@ -22,7 +19,7 @@ from rlobjectives.integrations.lightning.resting import RestingGroups
 __all__ = ["CriticMixin"]
 
 
-class CriticMixin(ObjectiveMixin):
+class CriticMixin(CriticModule, ObjectiveMixin):
     """`ObjectiveMixin` for modules that train a critic beside the policy: PPO, and whatever reads values.
 
     A round is that of `ObjectiveMixin`, and besides::
@@ -106,40 +103,6 @@ class CriticMixin(ObjectiveMixin):
         self.critic_warmup_steps = critic_warmup_steps
         self.critic_epochs = critic_epochs
         self.bootstrap_truncated = bootstrap_truncated
-        self._resting: RestingGroups | None = None
-        self._watch: MovementWatch | None = None
-
-    # What a module supplies.
-
-    def score_values(self, micro_batch: Experience) -> Tensor:
-        """Values of a micro-batch, called through the strategy's wrapped model.
-
-        Its gradient should reach `critic_parameters` alone: where the critic shares the policy's layers, run those
-        without gradient here, and with gradient in `score_with_values`.
-
-        Args:
-            micro_batch: Up to ``micro_batch_size`` sequences.
-
-        Returns:
-            Values ``[n, t]`` in reward units; entry ``j`` is that of the state before the token ``input_ids[:, j]``.
-        """
-        del micro_batch
-        raise NotImplementedError(f"{type(self).__name__} must define score_values(micro_batch) -> values.")
-
-    def score_with_values(self, micro_batch: Experience) -> tuple[Tensor, Tensor | None, Tensor]:
-        """`score` and `score_values` in one forward; override where they share layers."""
-        logprobs, entropy = self.score(micro_batch)
-        return logprobs, entropy, self.score_values(micro_batch)
-
-    def critic_parameters(self) -> Iterable[nn.Parameter]:
-        """The weights that belong to the critic alone, and train when it trains alone."""
-        raise NotImplementedError(f"{type(self).__name__} must define critic_parameters().")
-
-    def watched_parameters(self) -> Iterable[nn.Parameter]:
-        """The weights that a warning speaks of if they do not move: by default the critic's last ones, its head."""
-        return list(self.critic_parameters())[-1:]
-
-    # What the mixin does.
 
     def trainer_facts(self, datamodule: object | None = None) -> TrainerFacts:
         """What this trainer offers to the objective: a critic too."""
@@ -175,26 +138,6 @@ class CriticMixin(ObjectiveMixin):
                 f"{type(estimator).__name__} reads no critic and gives it nothing to learn, but {type(self).__name__} "
                 "has one. Choose GAE, or use a module without a critic."
             )
-
-    @property
-    def critic_warms_up(self) -> bool:
-        """Whether the next optimizer step is one of those that train the critic alone."""
-        return self.trainer.global_step < self.critic_warmup_steps
-
-    def policy_parameters(self) -> list[nn.Parameter]:
-        """The trainable weights that are not the critic's."""
-        critic = {id(parameter) for parameter in self.critic_parameters()}
-        return [one for one in self.parameters() if one.requires_grad and id(one) not in critic]
-
-    def resting_groups(self) -> RestingGroups:
-        """Lets the policy rest while the critic trains alone."""
-        assert self._resting is not None  # made when training begins, where anything trains the critic alone
-        return self._resting
-
-    def critic_stepped(self) -> None:
-        """Count an optimizer step that trained the critic, and warn once if its head stays where it was."""
-        assert self._watch is not None
-        self._watch.stepped()
 
     def _ready(self) -> Engine:
         first = self._engine is None

@@ -23,8 +23,8 @@ from rlobjectives.tokens import TokenBatch
 from rlobjectives.window import Report
 
 if TYPE_CHECKING:
-    from rlobjectives.integrations.lightning.critic import CriticMixin
     from rlobjectives.integrations.lightning.engine import Engine
+    from rlobjectives.integrations.lightning.host import CriticModule
 
 __all__ = ["CriticRound", "critic_objective"]
 
@@ -37,15 +37,12 @@ def critic_objective(objective: Objective) -> Objective:
         >>> sorted(alone.token_terms()), alone.capabilities.needs_ref_logprobs
         (['policy_loss', 'value_loss'], False)
     """
-    return dataclasses.replace(
-        objective,
+    return Objective(
+        estimator=objective.estimator,
         policy_loss=_NoPolicyLoss(),
-        kl=None,
-        correction=None,
-        off_policy_mask=None,
-        entropy_mask=None,
-        distillation=None,
-        entropy_coef=0.0,
+        reduction=objective.reduction,
+        value_loss=objective.value_loss,
+        name=objective.name,
     )
 
 
@@ -67,9 +64,9 @@ class CriticRound(Round):
     more passes of that kind follow the ordinary ones.
     """
 
-    module: CriticMixin
+    module: CriticModule
 
-    def __init__(self, module: CriticMixin, engine: Engine) -> None:
+    def __init__(self, module: CriticModule, engine: Engine) -> None:
         super().__init__(module, engine)
         self.updates = _JointUpdates(module, engine, self.metrics)
         self.critic_updates = _CriticUpdates(module, engine, self.metrics, critic_objective(module.objective))
@@ -136,7 +133,7 @@ class CriticRound(Round):
 class _JointUpdates(Updates):
     """Policy and critic together: one forward, one loss, one step."""
 
-    module: CriticMixin
+    module: CriticModule
 
     def _columns(self, micro_batch: Experience) -> dict[str, Tensor | None]:
         logprobs, entropy, values = self.engine.forward(micro_batch, "score_with_values")
@@ -151,7 +148,7 @@ class _JointUpdates(Updates):
 class _CriticUpdates(Updates):
     """The critic alone: the policy is neither run nor stepped."""
 
-    module: CriticMixin
+    module: CriticModule
     norm_name: ClassVar[str] = "optim/critic_grad_norm"
 
     def _columns(self, micro_batch: Experience) -> dict[str, Tensor | None]:

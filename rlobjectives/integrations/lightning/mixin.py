@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from torch import Tensor
+from typing import Any, ClassVar
 
 from rlobjectives.capabilities import TrainerFacts, check
 from rlobjectives.checks import check_number, check_positive_int, check_seed
 from rlobjectives.distributed import Communicator, check_agreement, ends_together
 from rlobjectives.errors import CapabilityError
+from rlobjectives.integrations.dropout import dropouts, largest_dropout
 from rlobjectives.integrations.emptiness import refuse_emptiness
 from rlobjectives.integrations.lightning.agreement import check_run, given_options, optimizer_options
 from rlobjectives.integrations.lightning.contradictions import refuse_metric_schedulers
 from rlobjectives.integrations.lightning.engine import Engine, configure, make_engine
 from rlobjectives.integrations.lightning.experience import Experience
-from rlobjectives.integrations.lightning.forward_state import dropouts, forward_side_effects
+from rlobjectives.integrations.lightning.forward_state import forward_side_effects
 from rlobjectives.integrations.lightning.normalization import check_normalized
 from rlobjectives.integrations.lightning.plan import window_facts
 from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed, seeded
@@ -25,20 +24,11 @@ from rlobjectives.integrations.lightning.rollout_round import Round
 from rlobjectives.integrations.lightning.termination import Termination
 from rlobjectives.integrations.probe import ROLLOUT_COLUMNS, missing_columns, reads_column
 from rlobjectives.objective import Objective
-from rlobjectives.rollouts import Rollouts
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule
-    from lightning.pytorch.core.optimizer import LightningOptimizer
-
-    _Base = LightningModule
-else:
-    _Base = object
 
 __all__ = ["ObjectiveMixin"]
 
 
-class ObjectiveMixin(ResumableRollouts, _Base):
+class ObjectiveMixin(ResumableRollouts):
     """Adds the training loop of an objective to a `LightningModule`: list it before `LightningModule`.
 
     One ``training_step`` is one rollout and all optimizer steps on it::
@@ -103,7 +93,6 @@ class ObjectiveMixin(ResumableRollouts, _Base):
         1
     """
 
-    objective: Objective
     round_type: ClassVar[type[Round]] = Round
     may_differ: ClassVar[frozenset[str]] = frozenset()
     """Constructor arguments that may have another value on each rank (a folder, a port); all others are compared."""
@@ -149,51 +138,6 @@ class ObjectiveMixin(ResumableRollouts, _Base):
         self._termination: Termination | None = None
         self._reads: dict[tuple[str, str], bool] = {}
 
-    @property
-    def updates_per_rollout(self) -> int:
-        """Optimizer steps on one rollout: epochs × windows (fewer where a window is empty)."""
-        return self.epochs_per_rollout * self.windows_per_rollout
-
-    # What a module supplies.
-
-    def rollout(self, batch: Any) -> Experience:
-        """Turn a batch of the data loader into finished sequences with rewards.
-
-        Runs without gradient, from this rollout's own seed. A rank may return any number of sequences, none
-        included, but all ranks must fill the same optional columns.
-
-        Args:
-            batch: This rank's batch.
-
-        Returns:
-            Whole prompt groups, on the module's device, with `Experience.rollouts`.
-        """
-        del batch
-        raise NotImplementedError(f"{type(self).__name__} must define rollout(batch) -> Experience.")
-
-    def score(self, micro_batch: Experience) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities, and entropies where the objective needs them, of a micro-batch.
-
-        Called through the strategy's wrapped model, with gradient in training and without for old log-probabilities.
-        It must run the same layers whatever the micro-batch holds: a dummy's only purpose is to take part in the
-        ranks' collectives.
-
-        Args:
-            micro_batch: Up to `micro_batch_size` sequences.
-
-        Returns:
-            Log-probabilities ``[n, t]`` in nats, entry ``j`` of the token ``input_ids[:, j]`` given its prefix, at
-            the temperature it was sampled with; and entropies ``[n, t]`` in nats, or None.
-        """
-        del micro_batch
-        raise NotImplementedError(
-            f"{type(self).__name__} must define score(micro_batch) -> (logprobs, entropy)."
-        )
-
-    def correct(self, rollouts: Rollouts) -> Tensor:
-        """Bool ``[n]``: which responses count as right in the metrics; by default those with a positive first reward."""
-        return rollouts.rewards[:, 0] > 0
-
     def trainer_facts(self, datamodule: object | None = None) -> TrainerFacts:
         """What this trainer offers to the objective; extend it with `dataclasses.replace`.
 
@@ -209,7 +153,7 @@ class ObjectiveMixin(ResumableRollouts, _Base):
             # Without a value loss the experience may bring values, which is not known here.
             has_critic=None if self.objective.value_loss is None else False,
             old_logprobs="recomputed",
-            dropout=0.0 if self.disable_dropout else max(dropouts(self), default=0.0),
+            dropout=0.0 if self.disable_dropout else largest_dropout(self),
             whole_groups_per_window=True,
             **window_facts(self, datamodule),
             forward_side_effects=forward_side_effects(self),
@@ -311,25 +255,6 @@ class ObjectiveMixin(ResumableRollouts, _Base):
             configure(self.trainer, self.gradient_clip_val)
             self._engine = None
             self._termination = Termination(self.trainer)
-
-    def single_optimizer(self) -> LightningOptimizer:
-        """The module's only optimizer.
-
-        Raises:
-            CapabilityError: If ``configure_optimizers`` gives none or several.
-        """
-        optimizer = self.optimizers()
-        if isinstance(optimizer, list):
-            raise CapabilityError(
-                f"{type(self).__name__}.configure_optimizers gives {len(optimizer)} optimizers; one is needed. "
-                "Use parameter groups for different learning rates."
-            )
-        return optimizer
-
-    def step_schedulers(self) -> None:
-        """Advance every learning-rate scheduler by one optimizer step."""
-        for config in self.trainer.lr_scheduler_configs:
-            self.lr_scheduler_step(config.scheduler, None)
 
     def _ready(self) -> Engine:
         """What can only be looked at once the strategy is set up; done at the first step."""

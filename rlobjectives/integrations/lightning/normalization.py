@@ -16,12 +16,12 @@ from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Moments
 
 if TYPE_CHECKING:
-    from rlobjectives.integrations.lightning.mixin import ObjectiveMixin
+    from rlobjectives.integrations.lightning.host import TrainedModule
 
 __all__ = ["check_normalized", "estimate_moments", "normalized_estimate"]
 
 
-def check_normalized(module: ObjectiveMixin, prompts: int | None, num_generations: int | None) -> None:
+def check_normalized(module: TrainedModule, prompts: int | None, num_generations: int | None) -> None:
     """Refuse to whiten a rollout of one sequence, whose advantage would always be 0.
 
     Args:

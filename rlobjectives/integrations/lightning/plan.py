@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from rlobjectives.integrations.lightning.mixin import ObjectiveMixin
+    from rlobjectives.integrations.lightning.host import TrainedModule
 
 __all__ = ["Plan", "Turn", "plan_updates", "window_facts"]
 
@@ -18,7 +18,7 @@ Turn = tuple[str, list[list[int]]]
 """One update of a rollout: who takes it, as the round calls it, and its micro-batches."""
 
 
-def window_facts(module: ObjectiveMixin, datamodule: object | None) -> dict[str, Any]:
+def window_facts(module: TrainedModule, datamodule: object | None) -> dict[str, Any]:
     """What the data module, the module and the trainer together say of the smallest optimizer step.
 
     Args:

@@ -21,9 +21,7 @@ from rlobjectives.integrations.lightning.policy_options import check_fits, check
 from rlobjectives.integrations.lightning.prompt_rollouts import PromptRollouts
 from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed
 from rlobjectives.integrations.lightning.rewards import RewardFunction, RewardFunctions
-from rlobjectives.integrations.lightning.sampling import (
-    SamplingOptions,
-)
+from rlobjectives.integrations.lightning.sampling import SamplingOptions
 from rlobjectives.integrations.lightning.scoring import score_sequences
 from rlobjectives.integrations.lightning.sharding import shard_blocks
 from rlobjectives.integrations.lightning.transcript import Transcript
@@ -144,25 +142,9 @@ class CausalLMPolicy(PromptRollouts, ObjectiveMixin, StaleSampling, CompletionVa
         accuracy_threshold: float = 1.0,
         val_samples: int = 0,
         micro_batch_size: int = 8,
-        windows_per_rollout: int = 1,
-        epochs_per_rollout: int = 1,
-        gradient_clip_val: float | None = None,
-        normalize_advantages: bool = False,
-        seed: int | None = None,
-        disable_dropout: bool = True,
-        max_empty_rollouts: int = 10,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            objective=objective,
-            micro_batch_size=micro_batch_size,
-            windows_per_rollout=windows_per_rollout,
-            epochs_per_rollout=epochs_per_rollout,
-            gradient_clip_val=gradient_clip_val,
-            normalize_advantages=normalize_advantages,
-            seed=seed,
-            disable_dropout=disable_dropout,
-            max_empty_rollouts=max_empty_rollouts,
-        )
+        super().__init__(objective=objective, micro_batch_size=micro_batch_size, **kwargs)
         check_optimizer_options(
             learning_rate=learning_rate, weight_decay=weight_decay, betas=betas, warmup_steps=warmup_steps
         )
@@ -199,7 +181,7 @@ class CausalLMPolicy(PromptRollouts, ObjectiveMixin, StaleSampling, CompletionVa
             gguf_file=gguf_file,
             dtype=dtype,
             model_options=model_options,
-            seed=derive_seed(base_seed(seed), "weights"),
+            seed=derive_seed(base_seed(self.seed), "weights"),
         )
         check_fits(
             self.model, self.tokenizer, max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlobjectives.checks import check_number, check_positive_int
+from rlobjectives.checks import check_number, check_positive_int, suggestion
 from rlobjectives.errors import CapabilityError
 
 __all__ = ["check_fits", "check_optimizer_options", "fresh_config"]
@@ -43,9 +42,9 @@ def fresh_config(fields: Mapping[str, Any]) -> Any:
     if kind is None:
         raise CapabilityError("model_config has no model_type; expected for example model_type: llama.")
     if kind not in CONFIG_MAPPING:
-        close = _close(str(kind), list(CONFIG_MAPPING.keys()))
         raise CapabilityError(
-            f"model_config.model_type is {kind!r}, which transformers does not know.{close}"
+            f"model_config.model_type is {kind!r}, which transformers does not know."
+            f"{suggestion(kind, CONFIG_MAPPING.keys(), '')}"
         )
     plain, found = AutoConfig.for_model(kind), AutoConfig.for_model(kind, **given)
     # What a class reads becomes a field of every object, or, as the names of older releases do, something else; what
@@ -54,7 +53,7 @@ def fresh_config(fields: Mapping[str, Any]) -> Any:
         if name in vars(found) and not hasattr(plain, name):
             raise CapabilityError(
                 f"model_config has the field {name!r}, which {type(plain).__name__} does not have."
-                f"{_close(name, [*vars(plain), *type(plain).attribute_map])}"
+                f"{suggestion(name, [*vars(plain), *type(plain).attribute_map], '')}"
             )
     return found
 
@@ -90,8 +89,3 @@ def check_fits(model: Any, tokenizer: Any, *, max_prompt_tokens: int | None, max
             f"The model has {positions} positions (max_position_embeddings); a sequence may have {longest} tokens "
             f"({prompt}, max_new_tokens {max_new_tokens}). Shorten one, or choose another model."
         )
-
-
-def _close(name: str, known: Sequence[str]) -> str:
-    found = difflib.get_close_matches(name, known, n=3)
-    return f" Did you mean {' or '.join(found)}?" if found else ""

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
+
+from rlobjectives.distributed import RandomState
 
 __all__ = ["base_seed", "derive_seed", "seeded"]
 
@@ -38,8 +39,11 @@ def seeded(seed: int) -> Iterator[None]:
     Lightning's checkpoints hold no generator state, and rebuilding a data loader on resume draws from the global
     one. A block that starts from a seed of its own needs neither: the same seed gives the same block.
     """
-    with isolate_rng():
+    state = RandomState()
+    try:
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002  # the global generator is what user code reads
         yield
+    finally:
+        state.restore()

@@ -17,23 +17,19 @@ from rlobjectives.errors import CheckpointError
 from rlobjectives.integrations.lightning.checkpoints import guard_checkpoints
 from rlobjectives.integrations.lightning.contradictions import refuse_contradictions
 from rlobjectives.integrations.lightning.ending import EndTogether
+from rlobjectives.integrations.lightning.host import TrainedModule
 from rlobjectives.integrations.lightning.randomness import base_seed
 from rlobjectives.integrations.lightning.unfinished import UnfinishedRollout
-from rlobjectives.objective import Objective
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
-
-    _Base = LightningModule
-else:
-    _Base = object
 
 __all__ = ["CHECKPOINT_KEY", "ResumableRollouts"]
 
 CHECKPOINT_KEY = "rlobjectives"
 
 
-class ResumableRollouts(_Base):
+class ResumableRollouts(TrainedModule):
     """The part of `ObjectiveMixin` that survives an interruption.
 
     A checkpoint between two optimizer steps of a rollout (``max_steps``, a callback, an error) holds what is left of
@@ -46,8 +42,6 @@ class ResumableRollouts(_Base):
         unfinished: The rollout in use, while steps of it are left.
     """
 
-    objective: Objective
-    seed: int | None
     rollouts_done: int = 0
     unfinished: UnfinishedRollout | None = None
     _stored: Mapping[str, Any] | None = None  # of a checkpoint, until the device is known

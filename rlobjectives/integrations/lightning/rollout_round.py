@@ -23,7 +23,7 @@ from rlobjectives.statistics import Moments, Stat
 
 if TYPE_CHECKING:
     from rlobjectives.integrations.lightning.engine import Engine
-    from rlobjectives.integrations.lightning.mixin import ObjectiveMixin
+    from rlobjectives.integrations.lightning.host import TrainedModule
 
 __all__ = ["Round"]
 
@@ -42,7 +42,7 @@ class Round:
         engine: How the trainer's strategy runs forward, backward and step.
     """
 
-    def __init__(self, module: ObjectiveMixin, engine: Engine) -> None:
+    def __init__(self, module: TrainedModule, engine: Engine) -> None:
         self.module = module
         self.engine = engine
         self.objective = module.objective

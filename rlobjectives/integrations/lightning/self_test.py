@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +16,17 @@ from rlobjectives.layouts import PaddedLayout
 
 if TYPE_CHECKING:
     from rlobjectives.integrations.lightning.engine import Engine
-    from rlobjectives.integrations.lightning.prompt_rollouts import PromptRollouts
 
 __all__ = ["check_policy"]
 
 
-def check_policy(module: PromptRollouts, engine: Engine, *, samples: bool) -> None:
+def check_policy(module: Any, engine: Engine, *, samples: bool) -> None:
     """Run `check_model` the way the module trains: through the strategy, with its critic and its sampler.
 
     All ranks call it together. Weights, modes and random states are as before afterwards.
 
     Args:
-        module: The policy, set up.
+        module: A `CausalLMPolicy`, set up.
         engine: Runs its forward.
         samples: Whether the module samples with its own model.
 

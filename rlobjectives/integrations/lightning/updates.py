@@ -19,7 +19,7 @@ from rlobjectives.window import ObjectiveOutput, Report, Window, merge_reports
 
 if TYPE_CHECKING:
     from rlobjectives.integrations.lightning.engine import Engine
-    from rlobjectives.integrations.lightning.mixin import ObjectiveMixin
+    from rlobjectives.integrations.lightning.host import TrainedModule
 
 __all__ = ["RoundMetrics", "Updates"]
 
@@ -41,7 +41,7 @@ class Updates:
 
     def __init__(
         self,
-        module: ObjectiveMixin,
+        module: TrainedModule,
         engine: Engine,
         metrics: RoundMetrics,
         objective: Objective | None = None,

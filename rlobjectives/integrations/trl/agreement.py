@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlobjectives.descriptions import described
 
 if TYPE_CHECKING:
-    from rlobjectives.integrations.trl.setup import SetupMixin
+    from rlobjectives.integrations.trl.sampling import SamplingMixin
 
 __all__ = ["MAY_DIFFER", "run_options"]
 
@@ -38,7 +38,7 @@ MAY_DIFFER = frozenset(
 """Options of a configuration that may have another value on each rank: where things are, and who is told."""
 
 
-def run_options(trainer: SetupMixin) -> dict[str, object]:
+def run_options(trainer: SamplingMixin) -> dict[str, object]:
     """Everything that must be the same on all ranks, by name.
 
     Args:

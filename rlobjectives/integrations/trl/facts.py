@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rlobjectives.capabilities import TrainerFacts
+from rlobjectives.losses import ImportanceCorrection, KLPenalty
 from rlobjectives.objective import Objective
 
 __all__ = [
@@ -227,7 +228,7 @@ def violations(
             "return the log-probabilities of what it does."
         )
     correction = objective.correction
-    if correction is not None and not has_sampler:
+    if isinstance(correction, ImportanceCorrection) and not has_sampler:
         yield (
             f"{type(correction).__name__} weights tokens by the trainer's log-probabilities over the sampler's, and no "
             "sampler returns any here: the policy itself generates, and every weight would be 1. Leave correction "
@@ -256,9 +257,10 @@ def violations(
         )
     told = getattr(config, "use_bias_correction_kl", None)
     usual = defaults.get("use_bias_correction_kl", told)
-    if objective.kl is not None and told != usual and told != (objective.kl.estimator == "ratio_k3"):
+    kl = objective.kl
+    if isinstance(kl, KLPenalty) and told != usual and told != (kl.estimator == "ratio_k3"):
         yield (
-            f"use_bias_correction_kl = {told} contradicts the objective's kl ({objective.kl}). Leave it out; the "
+            f"use_bias_correction_kl = {told} contradicts the objective's kl ({kl}). Leave it out; the "
             'ratio is that of estimator="ratio_k3".'
         )
     noise = getattr(config, "neftune_noise_alpha", None)

@@ -28,7 +28,7 @@ from rlobjectives.integrations.trl.settle import (
     one_of,
     with_reference,
 )
-from rlobjectives.integrations.trl.setup import SetupMixin, check_bases, own_parameters
+from rlobjectives.integrations.trl.setup import SetupMixin, check_bases, own_parameters, too_few_prompts
 from rlobjectives.integrations.trl.skip import StepSkipper, forget_unscaled
 from rlobjectives.integrations.trl.step_window import StepWindow, open_window
 from rlobjectives.window import merge_reports
@@ -118,8 +118,14 @@ class ObjectiveMixin(SetupMixin):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
     ) -> tuple[list[Any], Any]:
-        """The step's raw batches; remembered, because the window needs them all at once."""
+        """The step's raw batches; remembered, because the window needs them all at once.
+
+        Raises:
+            CapabilityError: If a new run finds not even one.
+        """
         batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if not batches and not self.state.global_step:
+            raise CapabilityError(too_few_prompts(self))
         self._window_batches = list(batches)
         self._step_window = self._before = None
         return batches, count

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlobjectives.errors import CapabilityError
+from rlobjectives.errors import CapabilityError, MissingColumnError
 from rlobjectives.estimators import group_metrics, length_metrics, reward_metrics
 from rlobjectives.integrations.trl.columns import (
     GENERATED_AT,
@@ -30,7 +30,21 @@ from rlobjectives.integrations.trl.together import raise_together
 from rlobjectives.layouts import PaddedLayout
 from rlobjectives.statistics import Mean, Stat, Sum, fold
 
-__all__ = ["SamplingMixin"]
+__all__ = ["SamplingMixin", "check_prompt"]
+
+
+def check_prompt(name: str, columns: Iterable[str]) -> None:
+    """Refuse rows without the column that TRL reads prompts from.
+
+    Raises:
+        MissingColumnError: Naming the columns there are.
+    """
+    found = list(columns)
+    if "prompt" not in found:
+        raise MissingColumnError(
+            f"{name} has no column 'prompt', from which TRL reads prompts; it has {', '.join(found) or 'none'}. Rename the "
+            "column that holds them: dataset.rename_column(name, 'prompt')."
+        )
 
 
 class SamplingMixin(ScoringMixin):
@@ -49,6 +63,7 @@ class SamplingMixin(ScoringMixin):
     max_resamples: Any = None
     max_empty_rollouts: Any = None
     _tool_mask: list[list[int]] | None = None  # of the completions that TRL has just made
+    _makes_prompts: bool = False  # an environment gives them
     _keeps_reference: bool = False  # TRL's trainer does not hand out the reference's log-probabilities
     _sampler_must_say: str = ""  # why the sampler's log-probabilities may not be left out
 
@@ -132,7 +147,13 @@ class SamplingMixin(ScoringMixin):
                 setattr(self, name, own)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """TRL's generation batch with our estimate in place of its advantages."""
+        """TRL's generation batch with our estimate in place of its advantages.
+
+        Raises:
+            MissingColumnError: If the rows have no prompt.
+        """
+        if inputs and not self._makes_prompts:
+            check_prompt("a batch", inputs[0])
         mode = "train" if self.model.training else "eval"
         output, scored = self._sample(inputs, mode)
         rounds = 0

@@ -9,13 +9,15 @@ from typing import Any
 
 from torch import Tensor
 
+from rlobjectives.building import build
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators import Estimator
 from rlobjectives.integrations.trl.config import as_sampling_mode, check_resamples
 from rlobjectives.losses import KLPenalty
 from rlobjectives.objective import Objective
-from rlobjectives.registry import ALGORITHMS, resolve
+from rlobjectives.reductions import LossReduction
 from rlobjectives.rollouts import Rollouts
+from rlobjectives.slots import Slot, call, missing_options
 
 __all__ = [
     "ObjectiveLike",
@@ -56,14 +58,18 @@ def as_objective(value: ObjectiveLike, config: Any = None) -> Objective:
         return value
     if isinstance(value, str):
         value = {"name": value}
-    if isinstance(value, Mapping):
-        overrides = {name: _part(option) for name, option in value.items() if name != "name"}
-        if "name" not in value:
-            raise CapabilityError(
-                f"objective is {dict(value)!r}; a mapping needs 'name': the algorithm, beside overrides by field."
-            )
-        return Objective.named(value["name"], **_with_budget(value["name"], overrides, config))
-    return Objective(estimator=value)  # type: ignore[arg-type]  # Objective wraps a plain function
+    if not isinstance(value, Mapping):
+        return Objective(estimator=value)  # type: ignore[arg-type]  # Objective makes a part of it
+    if "name" not in value and "estimator" not in value:
+        raise CapabilityError(
+            f"objective is {dict(value)!r}; a mapping needs 'name', the algorithm, beside overrides by field; or it is all "
+            "fields of an objective, estimator among them."
+        )
+    fields = {name: option for name, option in value.items() if name != "name"}
+    found = build(value["name"], fields) if "name" in value else fields
+    return (
+        found if isinstance(found, Objective) else call("objective", Objective, _with_budget(found, config))
+    )
 
 
 def carry_over(objective: Objective, config: Any, *, usual_beta: float = 0.0) -> tuple[Objective, list[str]]:
@@ -91,9 +97,9 @@ def carry_over(objective: Objective, config: Any, *, usual_beta: float = 0.0) ->
         objective = dataclasses.replace(
             objective, kl=KLPenalty(coef=float(beta), estimator="ratio_k3" if ratio else "k3")
         )
-    elif beta not in (0.0, usual_beta) and objective.kl is not None and float(beta) != objective.kl.coef:
+    elif beta not in (0.0, usual_beta) and objective.kl is not None and float(beta) != _coef(objective):
         found.append(
-            f"beta = {beta} contradicts the objective's kl ({objective.kl}). Leave beta out; its coef is used."
+            f"beta = {beta} contradicts the objective's kl ({objective.kl}). Leave beta out; the objective's kl is used."
         )
     weights = getattr(config, "reward_weights", None)
     if weights is not None:
@@ -159,7 +165,7 @@ def with_reference(objective: Objective, config: Any) -> Any:
     if getattr(config, "beta", 0.0) or not objective.capabilities.needs_ref_logprobs:
         return config
     config = copy.copy(config)
-    config.beta = (objective.kl.coef if objective.kl else 0.0) or 1.0
+    config.beta = _coef(objective) or 1.0
     return config
 
 
@@ -261,33 +267,19 @@ def settled(kind: type, config: Any, name: str, usual: Any) -> Any:
     return next((one for one in (here, there) if one is not None), usual)
 
 
-def _with_budget(name: str, overrides: dict[str, Any], config: Any) -> dict[str, Any]:
-    spec = ALGORITHMS.get(name)
-    length = getattr(config, "max_completion_length", None)
-    options = overrides.get("reduction", {})
-    if spec is None or length is None or "reduction" not in spec.parts or not isinstance(options, Mapping):
-        return overrides
-    needed = {
-        one.name
-        for one in dataclasses.fields(resolve(spec.parts["reduction"]))
-        if one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
-    }
-    given = {*spec.options.get("reduction", {}), *options}
-    if "max_tokens" in needed - given:
-        return {**overrides, "reduction": {**options, "max_tokens": length}}
-    return overrides
+def _coef(objective: Objective) -> float:
+    return objective.kl.coef if isinstance(objective.kl, KLPenalty) else 0.0
 
 
-def _part(value: Any) -> Any:
-    """What a file can say: lists become tuples, ``"package.module:Name"`` the thing itself (a class, made)."""
-    if isinstance(value, Mapping):
-        if "class_path" in value:
-            module, _, name = str(value["class_path"]).replace(":", ".").rpartition(".")
-            return resolve(f"{module or 'rlobjectives'}:{name}")(**_part(value.get("init_args") or {}))
-        return {name: _part(entry) for name, entry in value.items()}
-    if isinstance(value, list):
-        return tuple(_part(entry) for entry in value)
-    if isinstance(value, str) and ":" in value:
-        found = resolve(value)
-        return found() if isinstance(found, type) else found
-    return value
+def _with_budget(fields: dict[str, Any], config: Any) -> dict[str, Any]:
+    given, length = fields.get("reduction"), getattr(config, "max_completion_length", None)
+    given = {"class_path": given} if isinstance(given, str) else given
+    if length is None or not isinstance(given, Mapping) or "class_path" not in given:
+        return fields
+    kind, options = (
+        Slot.of(LossReduction).named(given["class_path"], "reduction"),
+        given.get("init_args") or {},
+    )
+    if not callable(kind) or "max_tokens" not in missing_options(kind, options):
+        return fields
+    return {**fields, "reduction": {**given, "init_args": {**options, "max_tokens": length}}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from rlobjectives.capabilities import TrainerFacts, check
 from rlobjectives.checks import check_positive_int
 from rlobjectives.distributed import Fault, GradientScale, check_agreement
 from rlobjectives.errors import CapabilityError
+from rlobjectives.integrations.dropout import largest_dropout
 from rlobjectives.integrations.trl.agreement import run_options
 from rlobjectives.integrations.trl.facts import (
     altered_sampling,
@@ -25,7 +27,7 @@ from rlobjectives.integrations.trl.facts import (
 from rlobjectives.integrations.trl.options import option_violations, stock_defaults
 from rlobjectives.integrations.trl.probe import missing_columns
 from rlobjectives.integrations.trl.rollout import unique_names
-from rlobjectives.integrations.trl.sampling import SamplingMixin
+from rlobjectives.integrations.trl.sampling import SamplingMixin, check_prompt
 from rlobjectives.integrations.trl.settle import (
     ObjectiveLike,
     as_objective,
@@ -35,9 +37,8 @@ from rlobjectives.integrations.trl.settle import (
     settled,
     with_environment_weights,
 )
-from rlobjectives.integrations.trl.step_window import largest_dropout
 
-__all__ = ["SetupMixin", "check_bases", "own_parameters"]
+__all__ = ["SetupMixin", "check_bases", "check_prompts", "own_parameters", "too_few_prompts"]
 
 _NONE_IS_OPEN = int(transformers.__version__.split(".")[0]) >= 5
 
@@ -75,6 +76,33 @@ def own_parameters(kind: type) -> list[str]:
     return next(list(one)[1:] for one in signatures if "reward_funcs" in one)
 
 
+def check_prompts(given: Mapping[str, Any]) -> None:
+    """Refuse data sets without the column that TRL reads prompts from.
+
+    Args:
+        given: What the trainer was given, by parameter.
+
+    Raises:
+        MissingColumnError: Naming the columns there are.
+    """
+    for name in ("train_dataset", "eval_dataset"):
+        data = given.get(name)
+        for one in data.values() if isinstance(data, Mapping) else (data,):
+            columns = getattr(one, "column_names", None)  # a stream may not know
+            if columns is not None:
+                check_prompt(name, columns)
+
+
+def too_few_prompts(trainer: Any) -> str:
+    """What to say where the training data are too few for a single batch, or none at all."""
+    count = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else "too few"
+    needed = trainer.args.generation_batch_size // trainer.num_generations
+    return (
+        f"train_dataset has {count} prompts, and a generation batch takes {needed} (per_device_train_batch_size × ranks × "
+        "steps_per_generation / num_generations): not one step would be taken. Give more prompts, or a smaller batch."
+    )
+
+
 class SetupMixin(SamplingMixin):
     """Settles the objective with the configuration, and refuses what would be ignored or cannot be had."""
 
@@ -87,6 +115,9 @@ class SetupMixin(SamplingMixin):
             raise CapabilityError(
                 f"args is a {type(config).__name__}; {type(self).__name__} reads a {expected.__name__}.{tail}"
             )
+        self._makes_prompts = given.get("environment_factory") is not None
+        if not self._makes_prompts:
+            check_prompts(given)
         defaults = stock_defaults(config)
         asked = as_objective(chosen, config)
         objective, found = carry_over(asked, config, usual_beta=defaults["beta"])

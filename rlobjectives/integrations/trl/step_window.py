@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlobjectives.component import WindowContext
 from rlobjectives.distributed import LOCAL, Communicator
 from rlobjectives.distributed.replay import RandomState
 from rlobjectives.errors import MissingColumnError
+from rlobjectives.integrations.dropout import largest_dropout
 from rlobjectives.integrations.trl.columns import (
     GENERATED_AT,
     GROUP,
@@ -23,6 +24,7 @@ from rlobjectives.integrations.trl.columns import (
     token_layout,
 )
 from rlobjectives.layouts import PaddedLayout
+from rlobjectives.layouts.base import with_prompts
 from rlobjectives.objective import Objective
 from rlobjectives.reductions import LossReduction
 from rlobjectives.statistics import Stat
@@ -102,7 +104,7 @@ def open_window(
     layouts = [token_layout(batch) for batch in batches]
     if reads_prompts(objective.reduction):
         groups = [batch[GROUP] for batch in batches]
-        layouts = _with_prompts(groups, layouts, communicator if split_groups else LOCAL)
+        layouts = with_prompts(layouts, groups, communicator if split_groups else LOCAL)
     micro_batches = [MicroBatch(batch, layout) for batch, layout in zip(batches, layouts, strict=True)]
     builder = objective.window(communicator)
     prepass: list[TokenBatch] = []
@@ -134,32 +136,6 @@ def reads_prompts(reduction: LossReduction) -> bool:
     return False
 
 
-def _with_prompts(
-    groups: list[Tensor], layouts: list[PaddedLayout], communicator: Communicator
-) -> list[PaddedLayout]:
-    ids, index = torch.unique(torch.cat(groups), return_inverse=True)
-    counts = torch.cat(
-        [torch.stack([one.token_counts(), one.sequence_mask().double()], dim=1) for one in layouts]
-    )
-    sizes = counts.new_zeros(ids.numel(), 2).index_add_(0, index, counts)
-    if communicator.world_size > 1:
-        # Never more ids than sequences, and every rank has as many sequences: rows of one length.
-        rows = counts.new_full((counts.shape[0], 3), -1.0)
-        rows[: ids.numel()] = torch.cat([ids.double().unsqueeze(1), sizes], dim=1)
-        gathered = communicator.gather(rows.flatten()).reshape(-1, 3).to(sizes.device)
-        everywhere, where = torch.unique(gathered[:, 0], return_inverse=True)
-        totals = sizes.new_zeros(everywhere.numel(), 2).index_add_(0, where, gathered[:, 1:])
-        sizes = totals[torch.searchsorted(everywhere, ids.double())]
-    split = [one.num_sequences for one in layouts]
-    tokens, sequences = sizes[index].unbind(1)
-    return [
-        layout.with_facts(prompt_tokens=mine, prompt_sequences=siblings)
-        for layout, mine, siblings in zip(
-            layouts, torch.split(tokens, split), torch.split(sequences, split), strict=True
-        )
-    ]
-
-
 def _prepass(trainer: Host, micro_batches: list[MicroBatch], *, entropy: bool) -> list[TokenBatch]:
     """Columns under the current policy, without gradient, leaving the random state as it was.
 
@@ -179,16 +155,3 @@ def _prepass(trainer: Host, micro_batches: list[MicroBatch], *, entropy: bool) -
             found.append(token_batch(inputs, micro.layout, logprobs, entropy=entropies))
     state.restore()
     return found
-
-
-def largest_dropout(model: nn.Module) -> float:
-    """Largest dropout probability active in a training forward, attention's functional one included."""
-    rates = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
-    for module in model.modules():
-        if not isinstance(module, nn.Dropout):
-            rates += [
-                value
-                for name, value in vars(module).items()
-                if "dropout" in name and isinstance(value, float)
-            ]
-    return max(rates, default=0.0)

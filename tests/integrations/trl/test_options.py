@@ -404,7 +404,7 @@ def test_the_budget_of_a_named_objective_is_the_longest_completion() -> None:
     with pytest.raises(CapabilityError, match="max_tokens"):
         as_objective("dr_grpo")
     with pytest.raises(CapabilityError, match="needs 'name'"):
-        as_objective({"estimator": {}}, config)
+        as_objective({"kl": {}}, config)
 
 
 def test_a_configuration_of_another_trainer_is_refused() -> None:

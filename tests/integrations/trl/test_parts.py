@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from rlobjectives import FixedBudget, PromptMean, SequenceMean, ShapeError, TokenMean
+from rlobjectives.integrations.dropout import largest_dropout
 from rlobjectives.integrations.trl.columns import KEPT, token_layout
 from rlobjectives.integrations.trl.rollout import global_rollouts, merge_rounds, unique_names
 from rlobjectives.integrations.trl.skip import StepSkipper, forget_unscaled
-from rlobjectives.integrations.trl.step_window import largest_dropout, reads_prompts
+from rlobjectives.integrations.trl.step_window import reads_prompts
 
 
 def test_layout_counts_what_no_mask_excludes() -> None:
@@ -117,3 +118,4 @@ def test_dropout_is_found() -> None:
     functional.attention_dropout = 0.3
     assert largest_dropout(nn.Sequential(nn.Dropout(0.1), functional)) == 0.3
     assert largest_dropout(nn.Sequential(nn.Dropout(0.0), nn.Linear(1, 1))) == 0.0
+    assert largest_dropout(nn.Sequential(nn.AlphaDropout(0.3), nn.Dropout2d(0.1))) == 0.3

@@ -145,7 +145,7 @@ def trainer(kind: type, config: Any, **extra: Any) -> Any:
         model=extra.pop("model", None) or model(),
         reward_funcs=extra.pop("reward_funcs", [even, short]),
         args=config,
-        train_dataset=extra.pop("train_dataset", None) or prompts(),
+        train_dataset=extra.pop("train_dataset", prompts()),
         processing_class=extra.pop("processing_class", None) or tokenizer(),
         **extra,
     )

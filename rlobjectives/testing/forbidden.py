@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["HostSync", "no_host_sync", "surviving_token_tensors"]
+__all__ = ["HostSyncError", "no_host_sync", "surviving_token_tensors"]
 
 _WAITS = {
     "_local_scalar_dense": "reads a number",
@@ -29,7 +29,7 @@ _WAITS = {
 _READERS = ("item", "tolist", "numpy", "cpu", "new_tensor", "__bool__", "__int__", "__float__", "__index__")
 
 
-class HostSync(AssertionError):
+class HostSyncError(AssertionError):
     """An operation for which the host must wait for the device."""
 
 
@@ -44,24 +44,24 @@ class _Forbid(TorchDispatchMode):
             if any(isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in indices):
                 why = "selects by a mask, so its size depends on data"
         if why is not None:
-            raise HostSync(f"aten::{name} {why}")
+            raise HostSyncError(f"aten::{name} {why}")
         return func(*args, **(kwargs or {}))
 
 
 @contextmanager
 def no_host_sync() -> Iterator[None]:
-    """Raise `HostSync` wherever a CUDA run would wait: at operations, and at readers of tensors."""
+    """Raise `HostSyncError` wherever a CUDA run would wait: at operations, and at readers of tensors."""
 
     def refuse(name: str) -> Callable[..., Any]:
         def reader(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-            raise HostSync(f"Tensor.{name} reads the device, or copies host numbers to it")
+            raise HostSyncError(f"Tensor.{name} reads the device, or copies host numbers to it")
 
         return reader
 
     def on_host(make: Callable[..., Any]) -> Callable[..., Any]:
         def maker(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get("device") is not None:
-                raise HostSync(f"torch.{make.__name__} copies host numbers to the device")
+                raise HostSyncError(f"torch.{make.__name__} copies host numbers to the device")
             return make(*args, **kwargs)
 
         return maker
