@@ -29,8 +29,8 @@ from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlobjectives import GRPO, P3O, Objective, PaddedLayout, Rollouts
+from rlobjectives.causal_lm.scoring import score_sequences
 from rlobjectives.integrations.lightning import Experience, ObjectiveMixin
-from rlobjectives.integrations.lightning.scoring import score_sequences
 from rlobjectives.integrations.lightning.updates import Updates
 
 GROUP, PROMPT = 8, 8

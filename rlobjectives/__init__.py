@@ -1,8 +1,22 @@
 """rlobjectives: RL objectives for language models, as parts for the trainer you already have."""
 
-from rlobjectives import _moved, errors, estimators, functional, layouts, losses, reductions, statistics
+from rlobjectives import (
+    _moved,
+    corrections,
+    errors,
+    estimators,
+    functional,
+    layouts,
+    losses,
+    metrics,
+    reductions,
+    statistics,
+    terms,
+    token_parts,
+)
 from rlobjectives.capabilities import Capabilities, TrainerFacts
 from rlobjectives.component import Component, Metric, WindowContext
+from rlobjectives.corrections import *
 from rlobjectives.distributed import (
     LOCAL,
     Communicator,
@@ -15,12 +29,16 @@ from rlobjectives.errors import *
 from rlobjectives.estimators import *
 from rlobjectives.layouts import *
 from rlobjectives.losses import *
+from rlobjectives.metrics import *
 from rlobjectives.objective import Objective
+from rlobjectives.options import bounds, option
 from rlobjectives.reductions import *
 from rlobjectives.registry import ALGORITHMS, AlgorithmSpec
 from rlobjectives.rollouts import Groups, Rollouts
 from rlobjectives.scores import reward_matrix
 from rlobjectives.statistics import *
+from rlobjectives.terms import *
+from rlobjectives.token_parts import *
 from rlobjectives.tokens import TokenBatch
 from rlobjectives.window import ObjectiveOutput, Window, WindowBuilder, merge_reports
 
@@ -29,9 +47,10 @@ _moved.install()
 __version__ = "0.1.0"
 
 # Whatever these rooms name and is no function: those of parts are in `functional`.
-_ROOMS = (errors, estimators, layouts, losses, reductions, statistics)
+_ROOMS = (corrections, errors, estimators, layouts, losses, reductions, statistics, terms, token_parts)
 
 __all__ = [
+    *metrics.__all__,
     *(name for room in _ROOMS for name in room.__all__ if not name.islower()),
     "ALGORITHMS",
     "LOCAL",
@@ -50,17 +69,12 @@ __all__ = [
     "Window",
     "WindowBuilder",
     "WindowContext",
-    "advantage_metrics",
     "bounds",
     "check_agreement",
     "ends_together",
     "functional",
-    "group_metrics",
-    "length_metrics",
     "merge_reports",
     "option",
     "reward_matrix",
-    "reward_metrics",
     "synchronize",
-    "value_metrics",
 ]

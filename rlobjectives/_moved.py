@@ -13,9 +13,29 @@ from typing import Any
 
 __all__ = ["MODULES", "NAMES", "install", "moved_names"]
 
-_KEPT: Mapping[tuple[str, str], str] = {}
+_KEPT: Mapping[tuple[str, str], str] = {
+    ("estimators", "maths"): "groups returns reward_sum sessions shaping token_rewards whitening",
+    (
+        "integrations.lightning",
+        "causal_lm",
+    ): "actor_critic behavior_policy callbacks data dotted language_models op_build optimizer policy policy_options prompt_rollouts prompt_rows prompts rewards sampling scoring self_test sharding strategy transcript validation",
+    ("integrations.lightning.callbacks", "causal_lm.callbacks"): "completions curves export history progress",
+    ("losses", "corrections"): "entropy_mask mismatch opsm",
+    ("losses", "maths"): "quantile ratios second_moment",
+    ("losses", "terms"): "adaptive distillation kl value",
+}
 """Modules that have moved under their name, by old and new package; here as below without `rlobjectives` in front."""
-_RENAMED: Mapping[str, str] = {}
+_RENAMED: Mapping[str, str] = {
+    "distributions": "statistics.distributions",
+    "estimators.advantage_metrics": "metrics.advantages",
+    "estimators.credit_metrics": "metrics",
+    "estimators.diagnostics": "metrics.rewards",
+    "integrations.snapshots": "causal_lm.snapshots",
+    "losses.corrections": "corrections.base",
+    "losses.divergence": "maths.divergences",
+    "losses.importance_correction": "corrections.importance",
+    "losses.weighted_sum": "window.gradients",
+}
 """Modules that have another name now."""
 
 MODULES: Mapping[str, str] = {
@@ -24,7 +44,38 @@ MODULES: Mapping[str, str] = {
 }
 """Modules that have moved, old place to new."""
 
-NAMES: Mapping[str, Mapping[str, str]] = {}
+NAMES: Mapping[str, Mapping[str, str]] = {
+    "estimators": {
+        "functional": "adaptive_trace_decay grpo_estimate lambda_returns overlong_penalty vtrace_returns whiten",
+        "maths": "Credit",
+        "metrics": "advantage_metrics group_metrics length_metrics reward_metrics value_metrics",
+    },
+    "estimators.grpo": {
+        "maths.group_advantages": "standardised",
+        "maths.reward_sum": "weighted_columns",
+    },
+    "integrations.lightning": {
+        "causal_lm": "CausalLMActorCritic CausalLMPolicy DeepSpeedCPUStrategy ExportModel PolicyProgressBar PolicySnapshots PromptBatch PromptDataModule RunHistory SamplingOptions SaveCompletions Transcript resolve_strategy sample_completions",
+    },
+    "losses": {
+        "corrections": "EntropyMask ImportanceCorrection OPSM PolicyCorrection Rejection TokenWeights",
+        "functional": "clipped_surrogate importance_ratio kl_estimate sequence_ratio sequence_sums token_ratio topk_divergence vocabulary_divergence weighted_gradient weighted_sum window_quantile",
+        "terms": "AdaptiveCoefficient AdvantageShaping ClippedValueLoss Distillation DivergenceDistillation KLPenalty ReverseKLDistillation SteppedCoefficient clipped_value_loss",
+        "token_parts": "TokenLoss TokenPart TokenTerm",
+    },
+    "losses.base": {
+        "token_parts": "TokenLoss TokenPart reading",
+    },
+    "losses.clipped": {
+        "maths.ratio_metrics": "clip_metrics",
+    },
+    "registry": {
+        "building": "build",
+    },
+    "terms.kl": {
+        "maths.divergences": "KL_ESTIMATORS",
+    },
+}
 """Names that a module gives no longer: their new module, and the names, with spaces between."""
 
 _PACKAGE = "rlobjectives."

@@ -1,73 +1,18 @@
 """Every pure function in one place, for those who want the maths without the parts."""
 
-from rlobjectives.estimators import (
-    adaptive_trace_decay,
-    grpo_estimate,
-    lambda_returns,
-    overlong_penalty,
-    pass_at_k,
-    vtrace_returns,
-    whiten,
-)
-from rlobjectives.losses import (
-    behavior_divergence,
-    behavior_weight,
-    binary_kl,
-    bounded_weight,
-    capped_score,
-    clipped_surrogate,
-    clipped_value_loss,
-    gamma_weight,
-    importance_ratio,
-    kl_estimate,
-    one_sided_log_ratio,
-    outside_trust_region,
-    quadratic_leash,
-    sequence_ratio,
-    sequence_sums,
-    sequence_surrogate,
-    soft_gate,
-    token_covariance,
-    token_ratio,
-    topk_divergence,
-    vocabulary_divergence,
-    weighted_gradient,
-    weighted_sum,
-    window_quantile,
-)
+from rlobjectives import estimators, losses, maths, terms
+from rlobjectives.estimators import *
+from rlobjectives.losses import *
+from rlobjectives.maths import *
 from rlobjectives.scores import reward_matrix
+from rlobjectives.terms import *
+from rlobjectives.window.gradients import weighted_sum
+
+# Classes are parts and public in the package; what is not one is a function.
+_ROOMS = (estimators, losses, maths, terms)
 
 __all__ = [
-    "adaptive_trace_decay",
-    "behavior_divergence",
-    "behavior_weight",
-    "binary_kl",
-    "bounded_weight",
-    "capped_score",
-    "clipped_surrogate",
-    "clipped_value_loss",
-    "gamma_weight",
-    "grpo_estimate",
-    "importance_ratio",
-    "kl_estimate",
-    "lambda_returns",
-    "one_sided_log_ratio",
-    "outside_trust_region",
-    "overlong_penalty",
-    "pass_at_k",
-    "quadratic_leash",
+    *(name for room in _ROOMS for name in room.__all__ if name.islower()),
     "reward_matrix",
-    "sequence_ratio",
-    "sequence_sums",
-    "sequence_surrogate",
-    "soft_gate",
-    "token_covariance",
-    "token_ratio",
-    "topk_divergence",
-    "vocabulary_divergence",
-    "vtrace_returns",
-    "weighted_gradient",
     "weighted_sum",
-    "whiten",
-    "window_quantile",
 ]

@@ -14,30 +14,22 @@ from rlobjectives.building import build
 from rlobjectives.capabilities import Capabilities, TrainerFacts
 from rlobjectives.checks import shown
 from rlobjectives.component import Component, Metric
+from rlobjectives.corrections import OPSM, EntropyMask, ImportanceCorrection
+from rlobjectives.corrections.base import PolicyCorrection
 from rlobjectives.descriptions import described
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.errors import CapabilityError, WindowError
 from rlobjectives.estimators import Estimator, FunctionEstimator
-from rlobjectives.estimators.advantage_metrics import ADVANTAGE_METRICS
 from rlobjectives.layouts import TokenLayout
-from rlobjectives.losses import (
-    OPSM,
-    AdvantageShaping,
-    ClippedSurrogate,
-    ClippedValueLoss,
-    Distillation,
-    EntropyMask,
-    ImportanceCorrection,
-    KLPenalty,
-    PolicyLoss,
-)
-from rlobjectives.losses.base import TokenPart, TokenTerm
-from rlobjectives.losses.corrections import PolicyCorrection
-from rlobjectives.losses.kl import REFERENCE_METRICS
+from rlobjectives.losses import ClippedSurrogate, PolicyLoss
+from rlobjectives.metrics.advantages import ADVANTAGE_METRICS
 from rlobjectives.options import check_fields, option
 from rlobjectives.reductions import LossReduction, TokenMean
 from rlobjectives.slots import slots_of
 from rlobjectives.statistics import Mean, Stat, Sum
+from rlobjectives.terms import AdvantageShaping, ClippedValueLoss, Distillation, KLPenalty
+from rlobjectives.terms.kl import REFERENCE_METRICS
+from rlobjectives.token_parts import TokenPart, TokenTerm
 from rlobjectives.window import Window, WindowBuilder
 
 __all__ = ["OBJECTIVE_METRICS", "Objective"]

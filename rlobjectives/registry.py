@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlobjectives._moved import moved_names
 from rlobjectives.checks import shown, suggestion
 from rlobjectives.errors import RLObjectivesError, UnknownAlgorithmError
 
@@ -290,10 +290,4 @@ def resolve(path: str, role: str = "", error: type[RLObjectivesError] = UnknownA
     return getattr(module, name)
 
 
-def __getattr__(name: str) -> object:
-    if name != "build":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(
-        "rlobjectives.registry.build is now rlobjectives.building.build", DeprecationWarning, stacklevel=2
-    )
-    return importlib.import_module("rlobjectives.building").build
+__getattr__ = moved_names(__name__)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any

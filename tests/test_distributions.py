@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlobjectives.distributions import BINS, EffectiveSize, Histogram
 from rlobjectives.statistics import fold
+from rlobjectives.statistics.distributions import BINS, EffectiveSize, Histogram
 
 
 @given(st.lists(st.floats(-600, 600), min_size=1, max_size=12), st.integers(0, 12))

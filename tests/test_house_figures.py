@@ -41,3 +41,7 @@ def test_every_figure_is_measured() -> None:
     found = {one.what: one for one in house_figures.figures()}
     assert found["code lines of the package"].now > 10_000
     assert all(one.now >= 0 and one.goal for one in found.values())
+
+
+def test_there_are_no_circles_of_imports_not_even_for_types() -> None:
+    assert house_figures.circles(house_figures.imports(house_figures.sources())) == []

@@ -16,26 +16,28 @@ PACKAGE = Path(rlobjectives.__file__).parent
 LAYERS = (
     {"errors", "_moved"},
     {"descriptions", "masking"},
-    {"checks"},
-    {"options"},
+    {"checks", "options", "columns"},
     {"capabilities"},
-    {"groups", "statistics"},
-    {"distributed", "distributions", "layouts"},
+    {"statistics", "groups"},
+    {"distributed", "layouts"},
     {"rollouts", "scores", "tokens", "packing"},
     {"component", "logprobs"},
-    {"estimators", "losses", "reductions"},
-    {"functional", "registry", "slots", "building"},
+    {"token_parts"},
+    {"maths"},
+    {"estimators", "losses", "terms", "corrections", "reductions", "metrics"},
+    {"registry", "slots", "building"},
     {"window"},
-    {"objective"},
-    {"testing"},
+    {"functional", "objective"},
     {"__init__"},
+    {"testing"},
     {"integrations"},
+    {"causal_lm"},
     {"cli"},
 )
 """A module imports its own layer's folder and layers above it in this list, never below."""
 
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-ADAPTERS = {"integrations", "cli"}
+ADAPTERS = {"integrations", "causal_lm", "cli"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 
@@ -126,3 +128,22 @@ def test_nobody_compares_an_algorithms_name(path):
         and any(isinstance(leaf, ast.Constant) and leaf.value in names for leaf in ast.walk(node))
     ]
     assert not wrong, f"{wrong}: read a flag of Capabilities; a user's own algorithm has no name."
+
+
+ROOMS = {"estimators", "losses", "terms", "corrections", "reductions"}
+BASES = {"base", "normalized", "weights", "grouped", "mismatch", "rejection"}
+"""Modules of the rooms that other parts may read: bases, and what a correction is made of."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in MODULES if owner(path) in {*ROOMS, "maths", "metrics"} and path.name != "__init__.py"],
+    ids=lambda path: str(path.relative_to(PACKAGE)),
+)
+def test_no_part_imports_another(path):
+    wrong = []
+    for line, module in imported(path):
+        names = module.split(".")
+        if names[0] == "rlobjectives" and len(names) > 1 and names[1] in ROOMS and names[-1] not in BASES:
+            wrong.append(f"{path.name}:{line} imports {module}")
+    assert not wrong, f"{wrong}: what parts share belongs in maths/, or in a base."

@@ -43,8 +43,8 @@ from rlobjectives import (
     WindowError,
     reward_metrics,
 )
-from rlobjectives.distributions import Histogram
-from rlobjectives.losses import weighted_sum
+from rlobjectives.functional import weighted_sum
+from rlobjectives.statistics.distributions import Histogram
 from rlobjectives.testing.cases import MicroBatch, draw_case
 from rlobjectives.testing.compare import assert_same
 from rlobjectives.testing.simulate import CountingCommunicator, run_ranks_as_threads, simulate, together

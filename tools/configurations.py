@@ -50,7 +50,7 @@ _OBJECTIVES: tuple[Mapping[str, Any], ...] = (
         "correction": {"class_path": "ImportanceCorrection", "init_args": {"veto": 0.1}},
         "off_policy_mask": {"threshold": 0.5, "against": "behavior"},
         "entropy_mask": {
-            "class_path": "rlobjectives.losses.entropy_mask.EntropyMask",
+            "class_path": "rlobjectives.corrections.entropy_mask.EntropyMask",
             "init_args": {"fraction": 0.5},
         },
         "distillation": {"class_path": "ReverseKLDistillation", "init_args": {"coef": 0.5}},

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import rlobjectives
 from rlobjectives import CapabilityError, Component, Metric
-from rlobjectives.estimators.advantage_metrics import ADVANTAGE_METRICS
-from rlobjectives.estimators.credit_metrics import CREDIT_METRICS
-from rlobjectives.estimators.diagnostics import REWARD_METRICS
+from rlobjectives.causal_lm.snapshots import SNAPSHOT_METRICS
 from rlobjectives.integrations.host_metrics import LIGHTNING_METRICS, TRL_METRICS, HostMetric
-from rlobjectives.integrations.snapshots import SNAPSHOT_METRICS
-from rlobjectives.losses import TokenTerm
-from rlobjectives.losses.kl import REFERENCE_METRICS
+from rlobjectives.metrics import CREDIT_METRICS
+from rlobjectives.metrics.advantages import ADVANTAGE_METRICS
+from rlobjectives.metrics.rewards import REWARD_METRICS
 from rlobjectives.objective import OBJECTIVE_METRICS, Objective
 from rlobjectives.slots import slots_of
 from rlobjectives.statistics import Sum
+from rlobjectives.terms.kl import REFERENCE_METRICS
+from rlobjectives.token_parts import TokenTerm
 from rlobjectives.window.summary import WINDOW_METRICS
 
 PATH = Path(__file__).parent.parent / "docs" / "metrics.md"

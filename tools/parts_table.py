@@ -18,7 +18,8 @@ sys.path.insert(0, str(ROOT))  # this checkout, whichever is installed
 
 import rlobjectives
 from rlobjectives import Component, Estimator, LossReduction, PolicyLoss, TokenTerm
-from rlobjectives.losses import AdvantageShaping, PolicyCorrection
+from rlobjectives.corrections import PolicyCorrection
+from rlobjectives.terms import AdvantageShaping
 
 PAGE = ROOT / "docs" / "parts.md"
 README = ROOT / "README.md"

@@ -30,7 +30,12 @@ from rlobjectives.registry import resolve
 
 PATH = ROOT / "tests" / "data" / "public_surface.json"
 
-NEEDS = {"rlobjectives.integrations.trl": "trl", "rlobjectives.integrations.lightning": "lightning"}
+NEEDS = {
+    "rlobjectives.integrations.trl": "trl",
+    "rlobjectives.integrations.lightning": "lightning",
+    "rlobjectives.integrations.snapshots": "lightning",
+    "rlobjectives.causal_lm": "lightning",
+}
 """Third parties without which the modules of an adapter cannot be imported."""
 
 REQUIRED = "required"

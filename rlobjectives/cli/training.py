@@ -12,12 +12,13 @@ import yaml
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-import rlobjectives.integrations.lightning as integration
+from rlobjectives.causal_lm import resolve_strategy
 from rlobjectives.checks import suggestion
 from rlobjectives.cli.failures import ConfigurationError, one_message, reported
 from rlobjectives.cli.named import names_in_arguments, names_in_files, spelled_out
 from rlobjectives.errors import CapabilityError, CheckpointError
 from rlobjectives.integrations.checkpoint_files import trouble_with
+from rlobjectives.integrations.lightning import ObjectiveMixin
 
 __all__ = ["ConfigurationError", "ObjectiveCLI", "run"]
 
@@ -69,14 +70,14 @@ class ObjectiveCLI(LightningCLI):
         """Choose the strategy that this machine can run."""
         options = self.config_init[self.subcommand]["trainer"]
         with one_message("trainer"):
-            strategy = integration.resolve_strategy(
+            strategy = resolve_strategy(
                 options.get("strategy", "auto"), str(options.get("accelerator", "auto"))
             )
             return super().instantiate_trainer(**{"strategy": strategy, **kwargs})
 
     def before_fit(self) -> None:
         """Compare objective, model and data before any process is launched."""
-        if isinstance(self.model, integration.ObjectiveMixin):
+        if isinstance(self.model, ObjectiveMixin):
             self.model.check_objective(self.datamodule)
 
 

@@ -12,10 +12,9 @@ from torch import Tensor
 from rlobjectives.capabilities import TrainerFacts
 from rlobjectives.component import Component, WindowContext
 from rlobjectives.errors import CapabilityError, ShapeError
-from rlobjectives.estimators.groups import group_extremes
-from rlobjectives.estimators.reward_sum import weights_in_order
 from rlobjectives.layouts import TokenLayout
-from rlobjectives.losses.kl import KLPenalty
+from rlobjectives.maths.groups import group_extremes
+from rlobjectives.maths.reward_sum import weights_in_order
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Stat
 
@@ -169,7 +168,7 @@ class Estimator(Component):
         """A divergence from the reference that is charged twice."""
         yield from super().conflicts(parts)
         kl = parts.get("kl")
-        if isinstance(kl, KLPenalty) and kl.coef > 0.0 and self.reward_kl_coef > 0.0:
+        if getattr(kl, "coef", 0.0) > 0.0 and self.reward_kl_coef > 0.0:
             yield (
                 f"{type(self).__name__} charges the divergence from the reference policy in the rewards (kl_coef = "
                 f"{self.reward_kl_coef}), and kl charges it again in the loss ({kl}). Keep one: set kl_coef=0.0 of the "

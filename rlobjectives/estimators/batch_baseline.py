@@ -11,10 +11,10 @@ from torch import Tensor
 
 from rlobjectives.component import WindowContext
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.groups import group_sum
 from rlobjectives.estimators.weights import RewardWeights
-from rlobjectives.estimators.whitening import differs, whiten
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.maths.groups import group_sum
+from rlobjectives.maths.whitening import differs, whiten
 from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Maximum, Minimum, Moments, Stat

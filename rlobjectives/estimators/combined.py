@@ -15,10 +15,10 @@ from rlobjectives.checks import check_numbers, shown
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.groups import group_largest
 from rlobjectives.estimators.normalized import Normalized
-from rlobjectives.estimators.reward_sum import DOUBLE_UNIT
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.maths.groups import group_largest
+from rlobjectives.maths.reward_sum import DOUBLE_UNIT
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Stat
 

@@ -9,56 +9,22 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.checks import check_number
 from rlobjectives.estimators.normalized import Normalized
-from rlobjectives.estimators.returns import Credit, lambda_returns
-from rlobjectives.estimators.sessions import Trajectories, concatenate, session_rewards
-from rlobjectives.estimators.shaping import (
+from rlobjectives.estimators.weights import RewardWeights
+from rlobjectives.layouts import TokenLayout
+from rlobjectives.maths.returns import Credit, adaptive_trace_decay, final_rewards, lambda_returns
+from rlobjectives.maths.sessions import Trajectories, concatenate, session_rewards
+from rlobjectives.maths.shaping import (
     refuse_lost_rewards,
     refuse_unscored,
     sequence_rewards,
     shaped_token_rewards,
 )
-from rlobjectives.estimators.token_rewards import token_rewards
-from rlobjectives.estimators.weights import RewardWeights
-from rlobjectives.layouts import TokenLayout
+from rlobjectives.maths.token_rewards import token_rewards
 from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 
-__all__ = ["GAE", "adaptive_trace_decay", "final_rewards"]
-
-
-def adaptive_trace_decay(counts: Tensor, alpha: float) -> Tensor:
-    """VAPO's length-adaptive λ: ``1 − 1 / (α·length)``, held to [0, 1].
-
-    Args:
-        counts: Action tokens of each sequence, ``[n]``.
-        alpha: α > 0; the larger, the farther credit reaches.
-
-    Returns:
-        Float64 ``[n]``.
-
-    Raises:
-        CapabilityError: Unless α > 0.
-
-    Example:
-        >>> adaptive_trace_decay(torch.tensor([10, 100]), 0.05)
-        tensor([0.0000, 0.8000], dtype=torch.float64)
-    """
-    check_number("alpha", alpha, low=0.0, open_low=True)
-    return (1.0 - 1.0 / (alpha * counts.double().clamp_min(1.0))).clamp(0.0, 1.0)
-
-
-def final_rewards(rewards: Tensor, rollouts: Rollouts, discount: float, reader: str) -> Tensor:
-    """Rewards ``[n]`` plus γ times the bootstrap value of each truncated sequence.
-
-    Raises:
-        MissingColumnError: If some sequences are marked truncated without `bootstrap_values`.
-    """
-    if rollouts.truncated is None or (rollouts.bootstrap_values is None and not rollouts.unbootstrapped):
-        return rewards  # nothing was cut off, as Rollouts found at the boundary
-    values = rollouts.need("bootstrap_values", f"{reader} (truncated sequences)").double()
-    return rewards + discount * torch.where(rollouts.truncated, values, 0.0)
+__all__ = ["GAE"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,12 @@ from rlobjectives.capabilities import Capabilities, TrainerFacts
 from rlobjectives.component import WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.groups import check_singletons, group_any, group_largest
-from rlobjectives.estimators.grpo import standardised
-from rlobjectives.estimators.reward_sum import DOUBLE_UNIT, rounding_unit, weighted_columns
 from rlobjectives.estimators.weights import RewardWeights
-from rlobjectives.estimators.whitening import whiten
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.maths.group_advantages import standardised
+from rlobjectives.maths.groups import check_singletons, group_any, group_largest
+from rlobjectives.maths.reward_sum import DOUBLE_UNIT, rounding_unit, weighted_columns
+from rlobjectives.maths.whitening import whiten
 from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Moments, Stat

@@ -12,9 +12,9 @@ from torch import Tensor
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.component import WindowContext
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.groups import check_singletons, group_moments
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.maths.groups import check_singletons, group_moments
 from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Mean, Stat

@@ -11,8 +11,8 @@ from torch import Tensor
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.checks import refuse_rows
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.groups import check_singletons, group_moments
 from rlobjectives.estimators.weights import RewardWeights
+from rlobjectives.maths.groups import check_singletons, group_moments
 from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 

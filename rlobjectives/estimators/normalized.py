@@ -12,8 +12,8 @@ from torch import Tensor
 from rlobjectives.capabilities import TrainerFacts
 from rlobjectives.component import WindowContext
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.whitening import differs, whiten
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.maths.whitening import differs, whiten
 from rlobjectives.options import option
 from rlobjectives.statistics import Maximum, Minimum, Moments, Stat
 

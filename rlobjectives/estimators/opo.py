@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.groups import check_singletons, group_moments, group_sum
 from rlobjectives.estimators.weights import RewardWeights
+from rlobjectives.maths.groups import check_singletons, group_moments, group_sum
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["OPO"]

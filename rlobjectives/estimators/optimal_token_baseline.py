@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.estimators.groups import check_singletons
 from rlobjectives.estimators.normalized import Normalized
-from rlobjectives.estimators.returns import lambda_returns
-from rlobjectives.estimators.shaping import sequence_rewards
-from rlobjectives.estimators.token_rewards import token_rewards
 from rlobjectives.estimators.weights import RewardWeights
-from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, clamp_around
+from rlobjectives.maths.groups import check_singletons
+from rlobjectives.maths.ratios import LOG_RATIO_CLAMP, clamp_around
+from rlobjectives.maths.returns import lambda_returns
+from rlobjectives.maths.shaping import sequence_rewards
+from rlobjectives.maths.token_rewards import token_rewards
 from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 

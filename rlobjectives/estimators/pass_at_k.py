@@ -12,9 +12,9 @@ from rlobjectives.capabilities import Capabilities
 from rlobjectives.checks import check_positive_int
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.groups import check_singletons, group_moments, group_sum
-from rlobjectives.estimators.reward_sum import RewardSum
 from rlobjectives.estimators.weights import RewardWeights
+from rlobjectives.maths.groups import check_singletons, group_moments, group_sum
+from rlobjectives.maths.reward_sum import RewardSum
 from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.component import WindowContext
-from rlobjectives.estimators.groups import check_singletons, group_any
-from rlobjectives.estimators.grpo import grpo_estimate
 from rlobjectives.estimators.normalized import Normalized
-from rlobjectives.estimators.returns import lambda_returns
-from rlobjectives.estimators.shaping import sequence_rewards, shaped_token_rewards
-from rlobjectives.estimators.token_rewards import token_rewards
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.maths.group_advantages import grpo_estimate
+from rlobjectives.maths.groups import check_singletons, group_any
+from rlobjectives.maths.returns import lambda_returns
+from rlobjectives.maths.shaping import sequence_rewards, shaped_token_rewards
+from rlobjectives.maths.token_rewards import token_rewards
 from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.estimators.normalized import Normalized
-from rlobjectives.estimators.returns import lambda_returns
-from rlobjectives.estimators.reward_sum import combined_greedy
-from rlobjectives.estimators.shaping import sequence_rewards, shaped_token_rewards
-from rlobjectives.estimators.token_rewards import token_rewards
 from rlobjectives.estimators.weights import RewardWeights
+from rlobjectives.maths.returns import lambda_returns
+from rlobjectives.maths.reward_sum import combined_greedy
+from rlobjectives.maths.shaping import sequence_rewards, shaped_token_rewards
+from rlobjectives.maths.token_rewards import token_rewards
 from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 

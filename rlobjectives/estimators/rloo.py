@@ -9,9 +9,9 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.groups import check_singletons
-from rlobjectives.estimators.grpo import grpo_estimate
 from rlobjectives.estimators.weights import RewardWeights
+from rlobjectives.maths.group_advantages import grpo_estimate
+from rlobjectives.maths.groups import check_singletons
 from rlobjectives.rollouts import Rollouts
 
 __all__ = ["RLOO"]

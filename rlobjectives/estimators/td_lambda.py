@@ -8,12 +8,11 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
-from rlobjectives.estimators.gae import final_rewards
 from rlobjectives.estimators.normalized import Normalized
-from rlobjectives.estimators.returns import Credit, lambda_returns
-from rlobjectives.estimators.shaping import sequence_rewards
-from rlobjectives.estimators.token_rewards import token_rewards
 from rlobjectives.estimators.weights import RewardWeights
+from rlobjectives.maths.returns import Credit, final_rewards, lambda_returns
+from rlobjectives.maths.shaping import sequence_rewards
+from rlobjectives.maths.token_rewards import token_rewards
 from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 

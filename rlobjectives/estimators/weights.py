@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from rlobjectives.capabilities import TrainerFacts
 from rlobjectives.checks import check_number, check_numbers
 from rlobjectives.errors import CapabilityError
-from rlobjectives.estimators.reward_sum import RewardSum, combined_reward
+from rlobjectives.maths.reward_sum import RewardSum, combined_reward
 from rlobjectives.rollouts import Rollouts
 
 if TYPE_CHECKING:

@@ -11,20 +11,16 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.component import Metric, WindowContext
-from rlobjectives.losses.base import PolicyLoss, TokenLoss
-from rlobjectives.losses.clipped import RATIO_METRICS, ratio_metrics
-from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, clamp_around, token_ratio
+from rlobjectives.losses.base import PolicyLoss
+from rlobjectives.maths.ratio_metrics import RATIO_METRICS, WEIGHT_METRICS, ratio_metrics
+from rlobjectives.maths.ratios import LOG_RATIO_CLAMP, clamp_around, token_ratio
+from rlobjectives.maths.surrogates import weighted_gradient
 from rlobjectives.options import option
 from rlobjectives.statistics import Mean, Stat
+from rlobjectives.token_parts import TokenLoss
 from rlobjectives.tokens import TokenBatch
 
-__all__ = ["CISPO", "WEIGHT_METRICS", "bounded_weight", "weighted_gradient"]
-
-WEIGHT_METRICS: Mapping[str, Metric] = {
-    "policy/weight_bounded_fraction": Metric(
-        Mean, "fraction", "tokens whose importance weight is held by a bound (they keep a gradient)"
-    ),
-}
+__all__ = ["CISPO", "bounded_weight"]
 
 
 def bounded_weight(
@@ -63,20 +59,6 @@ def bounded_weight(
     if bounds == "two_sided":
         return ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     return torch.where(advantages < 0, ratio.clamp_min(1.0 - clip_low), ratio.clamp_max(1.0 + clip_high))
-
-
-def weighted_gradient(weight: Tensor, tokens: TokenBatch, reader: str) -> TokenLoss:
-    """``−wₜ·Aₜ·ℓₜ`` with a constant weight; slope ``−wₜ·Aₜ``.
-
-    Args:
-        weight: Shaped like the mask, or broadcastable to it.
-        tokens: One micro-batch.
-        reader: Who reads the advantages, for the message when they are missing.
-    """
-    layout, logprobs = tokens.layout, tokens.logprobs.detach()
-    advantages = layout.select(tokens.need("advantages", reader)).to(logprobs.dtype)
-    slope = -weight.to(logprobs.dtype) * advantages
-    return TokenLoss(slope * layout.select(logprobs), slope)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ import torch
 
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.component import Metric, WindowContext
-from rlobjectives.losses.base import PolicyLoss, TokenLoss
-from rlobjectives.losses.clipped import CLIP_METRICS, RATIO_METRICS, clipped_surrogate, ratio_metrics
-from rlobjectives.losses.ratios import (
+from rlobjectives.losses.base import PolicyLoss
+from rlobjectives.maths.ratio_metrics import CLIP_METRICS, RATIO_METRICS, ratio_metrics
+from rlobjectives.maths.ratios import (
     LOG_RATIO_CLAMP,
     Ratio,
     clamp_around,
@@ -20,8 +20,10 @@ from rlobjectives.losses.ratios import (
     log_bound,
     token_ratio,
 )
+from rlobjectives.maths.surrogates import clipped_surrogate
 from rlobjectives.options import option
 from rlobjectives.statistics import Mean, Moments, Stat
+from rlobjectives.token_parts import TokenLoss
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["DecoupledClip", "behavior_weight"]

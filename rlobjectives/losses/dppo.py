@@ -11,18 +11,20 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.component import Metric, WindowContext
-from rlobjectives.losses.base import PolicyLoss, TokenLoss
-from rlobjectives.losses.cispo import WEIGHT_METRICS, weighted_gradient
-from rlobjectives.losses.clipped import CLIP_METRICS, RATIO_METRICS, clip_metrics, ratio_metrics
-from rlobjectives.losses.ratios import (
-    LOG_RATIO_CLAMP,
-    base_logprobs,
-    clamp_around,
-    importance_ratio,
-)
+from rlobjectives.losses.base import PolicyLoss
 from rlobjectives.masking import select
+from rlobjectives.maths.ratio_metrics import (
+    CLIP_METRICS,
+    RATIO_METRICS,
+    WEIGHT_METRICS,
+    clip_metrics,
+    ratio_metrics,
+)
+from rlobjectives.maths.ratios import LOG_RATIO_CLAMP, base_logprobs, clamp_around, importance_ratio
+from rlobjectives.maths.surrogates import weighted_gradient
 from rlobjectives.options import option
 from rlobjectives.statistics import Mean, Stat
+from rlobjectives.token_parts import TokenLoss
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["DPPO", "binary_kl", "outside_trust_region"]

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.component import Metric, WindowContext
-from rlobjectives.losses.base import PolicyLoss, TokenLoss
-from rlobjectives.losses.clipped import RATIO_METRICS, ratio_metrics
-from rlobjectives.losses.ratios import base_logprobs, importance_ratio
+from rlobjectives.losses.base import PolicyLoss
+from rlobjectives.maths.ratio_metrics import RATIO_METRICS, ratio_metrics
+from rlobjectives.maths.ratios import base_logprobs, importance_ratio
 from rlobjectives.options import option
+from rlobjectives.token_parts import TokenLoss
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["DRO", "quadratic_leash"]

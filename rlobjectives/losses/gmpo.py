@@ -11,11 +11,12 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.component import Metric, WindowContext
-from rlobjectives.losses.base import PolicyLoss, TokenLoss
-from rlobjectives.losses.clipped import CLIP_METRICS, RATIO_METRICS, clip_metrics, ratio_metrics
-from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, Ratio, sequence_ratio, sequence_sums
+from rlobjectives.losses.base import PolicyLoss
 from rlobjectives.masking import select
+from rlobjectives.maths.ratio_metrics import CLIP_METRICS, RATIO_METRICS, clip_metrics, ratio_metrics
+from rlobjectives.maths.ratios import LOG_RATIO_CLAMP, Ratio, sequence_ratio, sequence_sums
 from rlobjectives.options import option
+from rlobjectives.token_parts import TokenLoss
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["GMPO", "one_sided_log_ratio"]

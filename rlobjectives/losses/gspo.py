@@ -12,9 +12,10 @@ from torch import Tensor
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.layouts import TokenLayout
-from rlobjectives.losses.base import PolicyLoss, TokenLoss
-from rlobjectives.losses.clipped import CLIP_METRICS, RATIO_METRICS, clip_metrics, ratio_metrics
-from rlobjectives.losses.ratios import (
+from rlobjectives.losses.base import PolicyLoss
+from rlobjectives.masking import select
+from rlobjectives.maths.ratio_metrics import CLIP_METRICS, RATIO_METRICS, clip_metrics, ratio_metrics
+from rlobjectives.maths.ratios import (
     LOG_RATIO_CLAMP,
     Ratio,
     SequenceRatio,
@@ -22,8 +23,8 @@ from rlobjectives.losses.ratios import (
     sequence_ratio,
     sequence_sums,
 )
-from rlobjectives.masking import select
 from rlobjectives.options import option
+from rlobjectives.token_parts import TokenLoss
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["GSPO", "GSPOToken", "sequence_surrogate"]

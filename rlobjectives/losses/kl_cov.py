@@ -10,15 +10,16 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.component import Metric, WindowContext
-from rlobjectives.distributions import Histogram
-from rlobjectives.losses.base import PolicyLoss, TokenLoss
-from rlobjectives.losses.clipped import RATIO_METRICS, ratio_metrics
-from rlobjectives.losses.kl import kl_estimate
-from rlobjectives.losses.quantile import ROUNDS, quantile_histogram, window_cutoff, window_quantile
-from rlobjectives.losses.ratios import token_ratio
+from rlobjectives.losses.base import PolicyLoss
 from rlobjectives.masking import select
+from rlobjectives.maths.divergences import kl_estimate
+from rlobjectives.maths.quantile import ROUNDS, quantile_histogram, window_cutoff, window_quantile
+from rlobjectives.maths.ratio_metrics import RATIO_METRICS, ratio_metrics
+from rlobjectives.maths.ratios import token_ratio
 from rlobjectives.options import option
 from rlobjectives.statistics import Maximum, Mean, Stat
+from rlobjectives.statistics.distributions import Histogram
+from rlobjectives.token_parts import TokenLoss
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["KLCov", "token_covariance"]

@@ -11,15 +11,17 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.component import Metric, WindowContext
-from rlobjectives.distributions import Histogram
 from rlobjectives.layouts import TokenLayout
-from rlobjectives.losses.base import PolicyLoss, TokenLoss
-from rlobjectives.losses.clipped import CLIP_METRICS, RATIO_METRICS, clipped_surrogate, ratio_metrics
-from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, Ratio, clamp_around, token_ratio
-from rlobjectives.losses.second_moment import ROUNDS, Level, level_of, local_level, round_histogram
+from rlobjectives.losses.base import PolicyLoss
 from rlobjectives.masking import select
+from rlobjectives.maths.ratio_metrics import CLIP_METRICS, RATIO_METRICS, ratio_metrics
+from rlobjectives.maths.ratios import LOG_RATIO_CLAMP, Ratio, clamp_around, token_ratio
+from rlobjectives.maths.second_moment import ROUNDS, Level, level_of, local_level, round_histogram
+from rlobjectives.maths.surrogates import clipped_surrogate
 from rlobjectives.options import option
 from rlobjectives.statistics import Mean, Stat
+from rlobjectives.statistics.distributions import Histogram
+from rlobjectives.token_parts import TokenLoss
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["M2PO", "harmful"]

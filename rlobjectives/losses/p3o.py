@@ -11,12 +11,13 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
 from rlobjectives.component import Component, Metric, WindowContext
-from rlobjectives.distributions import EffectiveSize, effective_size
 from rlobjectives.layouts import TokenLayout
-from rlobjectives.losses.base import PolicyLoss, TokenLoss
-from rlobjectives.losses.ratios import LOG_RATIO_CLAMP
+from rlobjectives.losses.base import PolicyLoss
+from rlobjectives.maths.ratios import LOG_RATIO_CLAMP
 from rlobjectives.options import option
 from rlobjectives.statistics import Maximum, Mean, Moments, Stat
+from rlobjectives.statistics.distributions import EffectiveSize, effective_size
+from rlobjectives.token_parts import TokenLoss
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["P3O", "behavior_divergence", "capped_score", "segment_effective_size"]

@@ -10,18 +10,19 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.component import Metric, WindowContext
-from rlobjectives.losses.base import PolicyLoss, TokenLoss
-from rlobjectives.losses.cispo import WEIGHT_METRICS, weighted_gradient
-from rlobjectives.losses.clipped import RATIO_METRICS, ratio_metrics
-from rlobjectives.losses.ratios import (
+from rlobjectives.losses.base import PolicyLoss
+from rlobjectives.maths.ratio_metrics import RATIO_METRICS, WEIGHT_METRICS, ratio_metrics
+from rlobjectives.maths.ratios import (
     LOG_RATIO_CLAMP,
     base_logprobs,
     clamp_around,
     importance_ratio,
     sequence_sums,
 )
+from rlobjectives.maths.surrogates import weighted_gradient
 from rlobjectives.options import option
 from rlobjectives.statistics import Mean
+from rlobjectives.token_parts import TokenLoss
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["Reinforce"]

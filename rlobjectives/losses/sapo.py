@@ -11,12 +11,13 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
 from rlobjectives.component import Metric, WindowContext
-from rlobjectives.losses.base import PolicyLoss, TokenLoss
-from rlobjectives.losses.clipped import RATIO_METRICS, ratio_metrics
-from rlobjectives.losses.ratios import LOG_RATIO_CLAMP, token_ratio
+from rlobjectives.losses.base import PolicyLoss
 from rlobjectives.masking import select
+from rlobjectives.maths.ratio_metrics import RATIO_METRICS, ratio_metrics
+from rlobjectives.maths.ratios import LOG_RATIO_CLAMP, token_ratio
 from rlobjectives.options import option
 from rlobjectives.statistics import Mean, Stat
+from rlobjectives.token_parts import TokenLoss
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["SAPO", "soft_gate"]

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from rlobjectives.component import WindowContext
 from rlobjectives.errors import WindowError
-from rlobjectives.losses.base import TokenTerm
 from rlobjectives.testing.compare import LawError, require
 from rlobjectives.testing.examples import Example
 from rlobjectives.testing.forbidden import no_host_sync, surviving_token_tensors
 from rlobjectives.testing.subject import Subject, open_window
+from rlobjectives.token_parts import TokenTerm
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["backward_once", "gradient", "memory", "no_wait", "slope"]

@@ -13,7 +13,6 @@ from torch import Tensor
 from rlobjectives.component import Component
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators import GRPO, Estimator
-from rlobjectives.losses.base import TokenTerm
 from rlobjectives.objective import Objective
 from rlobjectives.reductions import LossReduction
 from rlobjectives.rollouts import Rollouts
@@ -22,6 +21,7 @@ from rlobjectives.statistics import Stat
 from rlobjectives.testing.cases import WHOLE, Case, Shard
 from rlobjectives.testing.examples import Example
 from rlobjectives.testing.words import changed
+from rlobjectives.token_parts import TokenTerm
 from rlobjectives.tokens import TokenBatch
 from rlobjectives.window import Window
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,9 +16,9 @@ from rlobjectives.distributed.synchronize import Fault, exchange
 from rlobjectives.errors import WindowError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.layouts import TokenLayout
-from rlobjectives.losses.base import TokenPart, reading
 from rlobjectives.rollouts import Rollouts, check_rollouts
 from rlobjectives.statistics import Stat, Sum, fold
+from rlobjectives.token_parts import TokenPart, reading
 from rlobjectives.tokens import TokenBatch, check_tokens
 from rlobjectives.window.micro_batches import (
     COUNTS,
@@ -30,11 +29,9 @@ from rlobjectives.window.micro_batches import (
     own_part,
     readable,
 )
+from rlobjectives.window.parts import WindowParts
 from rlobjectives.window.summary import Added
 from rlobjectives.window.window import Window, take_untold
-
-if TYPE_CHECKING:
-    from rlobjectives.objective import Objective
 
 __all__ = ["WindowBuilder"]
 
@@ -50,7 +47,7 @@ class WindowBuilder:
         communicator: The ranks of the window.
     """
 
-    def __init__(self, objective: Objective, communicator: Communicator) -> None:
+    def __init__(self, objective: WindowParts, communicator: Communicator) -> None:
         self.objective = objective
         self.communicator = communicator
         self._micro_batches: list[tuple[Tensor, TokenLayout]] = []

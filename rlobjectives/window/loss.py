@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rlobjectives.checks import check_choice, nonfinite_count
 from rlobjectives.component import WindowContext
-from rlobjectives.estimators.advantage_metrics import advantage_metrics
-from rlobjectives.losses.base import TokenLoss, reading
-from rlobjectives.losses.kl import reference_metrics
-from rlobjectives.losses.weighted_sum import with_gradients
 from rlobjectives.masking import count, select
+from rlobjectives.metrics.advantages import advantage_metrics
 from rlobjectives.statistics import Mean, Stat, Sum, fold
+from rlobjectives.terms.kl import reference_metrics
+from rlobjectives.token_parts import TokenLoss, reading
 from rlobjectives.tokens import WITH_GRADIENT, TokenBatch
+from rlobjectives.window.gradients import with_gradients
 from rlobjectives.window.micro_batches import column_faults, readable
+from rlobjectives.window.parts import OpenWindow
 from rlobjectives.window.summary import ObjectiveOutput
-
-if TYPE_CHECKING:
-    from rlobjectives.window.window import Window
 
 __all__ = ["window_loss"]
 
@@ -29,7 +26,7 @@ _LOSS_NAMES = {"policy_loss": "policy"}
 _MORE_SLOPES = tuple(name for name in WITH_GRADIENT if name != "logprobs")
 
 
-def window_loss(window: Window, tokens: TokenBatch) -> ObjectiveOutput:
+def window_loss(window: OpenWindow, tokens: TokenBatch) -> ObjectiveOutput:
     """See `Window.loss`.
 
     The micro-batch is worked on in blocks of whole sequences: what comes and goes on the way stays in the cache, and
@@ -85,7 +82,7 @@ class _Block:
         losses: The share of each term, by the metric it becomes; a part's own metric may look like one.
     """
 
-    def __init__(self, window: Window, tokens: TokenBatch, contexts: dict[str, WindowContext]) -> None:
+    def __init__(self, window: OpenWindow, tokens: TokenBatch, contexts: dict[str, WindowContext]) -> None:
         self.window, self.contexts = window, contexts
         self.metrics: dict[str, Stat] = {}
         self.losses: dict[str, Stat] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,9 +17,7 @@ from rlobjectives.layouts.base import check_layout
 from rlobjectives.masking import count, select
 from rlobjectives.statistics import Stat, Sum
 from rlobjectives.tokens import TokenBatch
-
-if TYPE_CHECKING:
-    from rlobjectives.objective import Objective
+from rlobjectives.window.parts import WindowParts
 
 COUNTS = ("tokens", "sequences", "nonempty_sequences")
 """What a window counts; the statistics are named ``window/…``."""
@@ -75,7 +72,7 @@ def count_statistics(layout: TokenLayout) -> dict[str, Stat]:
     }
 
 
-def readable(objective: Objective, tokens: TokenBatch, name: str) -> Tensor:
+def readable(objective: WindowParts, tokens: TokenBatch, name: str) -> Tensor:
     """Tokens at which a column must be finite."""
     # All counted ones, unless a part takes unknown ones upon itself.
     known = tokens.known(name) if name in objective.tolerated() else None

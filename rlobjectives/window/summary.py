@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,10 +17,8 @@ from rlobjectives.distributed.synchronize import exchange
 from rlobjectives.errors import WindowError
 from rlobjectives.statistics import Mean, Stat, Sum, fold
 from rlobjectives.window.micro_batches import collect
+from rlobjectives.window.parts import WindowParts
 from rlobjectives.window.reports import Report
-
-if TYPE_CHECKING:
-    from rlobjectives.objective import Objective
 
 __all__ = ["WINDOW_METRICS", "Added", "ObjectiveOutput", "stand_in", "summarize"]
 
@@ -55,7 +52,7 @@ class ObjectiveOutput:
 
 
 def summarize(
-    objective: Objective,
+    objective: WindowParts,
     communicator: Communicator,
     counts: Mapping[str, Tensor],
     outputs: Iterable[ObjectiveOutput],

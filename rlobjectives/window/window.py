@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,16 +16,14 @@ from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.distributed.ending import ends_together
 from rlobjectives.distributed.faults import Fault, in_words
 from rlobjectives.layouts import TokenLayout
-from rlobjectives.losses.base import reading
 from rlobjectives.statistics import Stat
+from rlobjectives.token_parts import reading
 from rlobjectives.tokens import TokenBatch, check_tokens
 from rlobjectives.window.loss import window_loss
 from rlobjectives.window.micro_batches import COUNTS, check_estimate, own_part
+from rlobjectives.window.parts import WindowParts
 from rlobjectives.window.reports import Report
 from rlobjectives.window.summary import Added, ObjectiveOutput, stand_in, summarize
-
-if TYPE_CHECKING:
-    from rlobjectives.objective import Objective
 
 __all__ = ["Window", "take_untold"]
 
@@ -52,7 +49,7 @@ class Window:
 
     def __init__(
         self,
-        objective: Objective,
+        objective: WindowParts,
         communicator: Communicator,
         statistics: Mapping[str, Stat],
         micro_batches: int,

@@ -17,7 +17,7 @@ from rlobjectives import __version__
 from rlobjectives.cli import main
 from rlobjectives.cli.training import ObjectiveCLI, check_checkpoint
 from rlobjectives.registry import ALGORITHMS
-from tests.integrations.lightning.small_model import ROWS, save_small_model
+from tests.causal_lm.small_model import ROWS, save_small_model
 
 CONFIG = {
     "model": {
@@ -214,7 +214,7 @@ def test_runs_warn_of_no_deprecation_that_is_ours(tmp_path, monkeypatch):
     """Lightning warns of its own; whatever this library calls, and its own names, are current."""
     monkeypatch.setattr(sys, "argv", ["rlobjectives"])
     monkeypatch.chdir(tmp_path)
-    rewards = [f"tests.integrations.lightning.small_model.{name}" for name in ("long_answer", "has_digit")]
+    rewards = [f"tests.causal_lm.small_model.{name}" for name in ("long_answer", "has_digit")]
     policy = {
         "model_name_or_path": save_small_model(tmp_path / "model"),
         "max_new_tokens": 3,

@@ -27,8 +27,8 @@ from rlobjectives.cli.failures import DEBUG, ConfigurationError, one_message
 from rlobjectives.cli.named import names_in_files
 from rlobjectives.cli.training import check_trainer_options
 from rlobjectives.errors import RLObjectivesError
+from tests.causal_lm.small_model import ROWS, save_small_model
 from tests.cli.fuzz import OBJECTIVES, Case, cases, dumped
-from tests.integrations.lightning.small_model import ROWS, save_small_model
 
 # Others' warnings; test_configuration.py looks for this library's.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -37,7 +37,7 @@ NAMED = sum(isinstance(one, str) for one in OBJECTIVES)
 LONGEST = 3000
 """Characters of a message; a part lists its options, a module its names."""
 POLICY = {
-    "rewards": ["tests.integrations.lightning.small_model.long_answer", "tests.integrations.lightning.small_model.has_digit"],
+    "rewards": ["tests.causal_lm.small_model.long_answer", "tests.causal_lm.small_model.has_digit"],
     "model_name_or_path": "model", "max_new_tokens": 6, "micro_batch_size": 4, "max_prompt_tokens": 8, "temperature": 1.0, "top_p": 1.0,
     "top_k": 0, "learning_rate": 1e-3, "weight_decay": 0.0, "betas": [0.9, 0.99], "warmup_steps": 1, "dtype": "float32", "snapshots": None,
     "old_logprobs": "recomputed", "val_samples": 0, "epochs_per_rollout": 1, "windows_per_rollout": 1, "gradient_clip_val": 1.0, "seed": 1,
@@ -174,7 +174,7 @@ def test_objectives(number: int) -> None:
 @pytest.fixture
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
     """One model for all cases that ask for the usual one."""
-    from rlobjectives.integrations.lightning import language_models
+    from rlobjectives.causal_lm import language_models
 
     folder = save_small_model(Path("model"))
     tokenizer = language_models.build_tokenizer(folder, gguf_file=None)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rlobjectives.cli import main, training
-from tests.integrations.lightning.small_model import ROWS, save_small_model
+from tests.causal_lm.small_model import ROWS, save_small_model
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), ROOT / "CONTRIBUTING.md"]
@@ -25,7 +25,7 @@ BLOCKS = {
 }
 OWN = [place for place, text in BLOCKS.items() if "model" in yaml.safe_load(text)]
 """Blocks for this command; those for TRL's scripts are in tests/integrations/trl/test_pages.py."""
-REWARDS = [f"tests.integrations.lightning.small_model.{name}" for name in ("long_answer", "has_digit")]
+REWARDS = [f"tests.causal_lm.small_model.{name}" for name in ("long_answer", "has_digit")]
 TINY = [
     "--trainer.devices=1",
     "--trainer.strategy=auto",

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from rlobjectives.cli import main
+from tests.causal_lm.small_model import ROWS, save_small_model
 from tests.cli.test_configuration import CONFIG
-from tests.integrations.lightning.small_model import ROWS, save_small_model
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def config(tmp_path, monkeypatch):
     objective = {"estimator": {"class_path": "GRPO"}}
     options = {
         "objective": objective,
-        "rewards": ["tests.integrations.lightning.small_model.long_answer"],
+        "rewards": ["tests.causal_lm.small_model.long_answer"],
         "model_name_or_path": save_small_model(tmp_path / "model"),
         "max_new_tokens": 3,
         "val_samples": 2,

@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Str
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from rlobjectives.integrations.lightning.strategy import DeepSpeedCPUStrategy
+from rlobjectives.causal_lm.strategy import DeepSpeedCPUStrategy
 
 RANKS, MICRO_BATCHES = 2, 3
 TOKENS = ((5, 1, 2), (3, 4, 1))  # of each micro-batch, by rank

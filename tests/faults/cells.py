@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from tests.causal_lm.small_model import save_small_model
 from tests.faults.catalogue import Cell, Host
 from tests.faults.runs import Run, Runner
-from tests.integrations.lightning.small_model import save_small_model
 
 __all__ = ["Outcome", "Stage"]
 

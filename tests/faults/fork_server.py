@@ -141,7 +141,7 @@ def main() -> None:
         with contextlib.suppress(ImportError):  # a host that is not installed has no cells
             importlib.import_module(name)
     with contextlib.suppress(ImportError):
-        from rlobjectives.integrations.lightning.strategy import load_shared_memory_op
+        from rlobjectives.causal_lm.strategy import load_shared_memory_op
 
         load_shared_memory_op()  # which takes every ZeRO run seconds
     gc.freeze()  # forks share what nobody collects

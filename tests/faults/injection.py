@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rlobjectives import GDPO, ClippedSurrogate, Objective, PolicyLoss, Rollouts, TokenBatch
 from rlobjectives.component import WindowContext
-from rlobjectives.losses.base import TokenLoss
+from rlobjectives.token_parts import TokenLoss
 
 __all__ = ["Injection", "active", "interrupt_saves", "objective"]
 

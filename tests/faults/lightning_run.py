@@ -9,10 +9,11 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from rlobjectives.integrations.lightning import CausalLMPolicy, Experience, PromptDataModule
+from rlobjectives.causal_lm import CausalLMPolicy, PromptDataModule
+from rlobjectives.integrations.lightning import Experience
+from tests.causal_lm.small_model import ROWS
 from tests.faults.injection import active, objective
 from tests.integrations.lightning.runs import make_strategy
-from tests.integrations.lightning.small_model import ROWS
 from tests.integrations.lightning.toy import full_weights
 
 STEPS = 3

@@ -8,15 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlobjectives import (
-    ALGORITHMS,
-    GDPO,
-    GRPO,
-    EntropyMask,
-    ImportanceCorrection,
-    KLPenalty,
-    Objective,
-)
+from rlobjectives import ALGORITHMS, GDPO, GRPO, EntropyMask, ImportanceCorrection, KLPenalty, Objective
 from rlobjectives.integrations.host_metrics import LIGHTNING_METRICS, TRL_METRICS
 from rlobjectives.testing.cases import draw_case
 from rlobjectives.testing.simulate import whole
@@ -59,9 +51,9 @@ def lightning_keys(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     pytest.importorskip("lightning")
     from lightning.pytorch import Callback, Trainer
 
-    from rlobjectives.integrations.lightning import PolicySnapshots, PromptDataModule
-    from tests.integrations.lightning.critic_runs import agent
-    from tests.integrations.lightning.small_model import ROWS, policy, save_small_model
+    from rlobjectives.causal_lm import PolicySnapshots, PromptDataModule
+    from tests.causal_lm.critic_runs import agent
+    from tests.causal_lm.small_model import ROWS, policy, save_small_model
 
     folder = save_small_model(tmp_path_factory.mktemp("model"))
     keys: set[str] = set()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlobjectives import GRPO, Objective, PackedLayout, PaddedLayout, TokenBatch, TokenLayout, TokenLoss
 from rlobjectives.component import WindowContext
-from rlobjectives.losses import TokenTerm
+from rlobjectives.token_parts import TokenTerm
 
 COLUMNS = ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs", "advantages")
 

@@ -19,7 +19,7 @@ from rlobjectives import (
     TokenMean,
     TrainerFacts,
 )
-from rlobjectives.losses.second_moment import local_level
+from rlobjectives.maths.second_moment import local_level
 from tests.losses.offpolicy import Data, Given, run, single
 from tests.oracles import m2po as oracle
 

@@ -19,8 +19,8 @@ from rlobjectives import (
     TokenLoss,
 )
 from rlobjectives.functional import token_ratio
-from rlobjectives.losses.base import TokenTerm
-from rlobjectives.losses.distillation import Distillation
+from rlobjectives.terms.distillation import Distillation
+from rlobjectives.token_parts import TokenTerm
 from tests.losses.offpolicy import Data, Given, single
 
 

@@ -21,8 +21,9 @@ from rlobjectives import (
     ReverseKLDistillation,
     TrainerFacts,
 )
-from rlobjectives.distributions import EffectiveSize
-from rlobjectives.losses import behavior_divergence, vocabulary_divergence
+from rlobjectives.functional import vocabulary_divergence
+from rlobjectives.losses import behavior_divergence
+from rlobjectives.statistics.distributions import EffectiveSize
 from tests.losses.offpolicy import Data, Given, run, single
 from tests.oracles import p3o as oracle
 

@@ -39,7 +39,7 @@ from rlobjectives import (
     TokenBatch,
     TokenMean,
 )
-from rlobjectives.losses import kl_estimate
+from rlobjectives.functional import kl_estimate
 from tests.peers import liger_loss, trl_loss, verl_config, verl_losses
 
 pytestmark = [

@@ -32,7 +32,7 @@ from rlobjectives import (
     TokenBatch,
     TokenMean,
 )
-from rlobjectives.losses import kl_estimate
+from rlobjectives.functional import kl_estimate
 from tests.losses.batches import context_of, run
 
 MASK = torch.tensor([[True, True, True], [True, True, False]])

@@ -14,7 +14,7 @@ from rlobjectives import (
     TokenBatch,
     TokenMean,
 )
-from rlobjectives.estimators.credit_metrics import value_metrics
+from rlobjectives.metrics.values import value_metrics
 from rlobjectives.packing import Packing, schedule
 from tests.ranks import run_ranks
 

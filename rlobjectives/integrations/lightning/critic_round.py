@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from rlobjectives.component import WindowContext
-from rlobjectives.estimators.credit_metrics import value_metrics
 from rlobjectives.integrations.lightning.bootstrap import bootstrap_values, with_next_place
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.plan import Turn
 from rlobjectives.integrations.lightning.randomness import derive_seed
 from rlobjectives.integrations.lightning.rollout_round import Round
 from rlobjectives.integrations.lightning.updates import Updates
-from rlobjectives.losses.base import PolicyLoss, TokenLoss
+from rlobjectives.losses.base import PolicyLoss
+from rlobjectives.metrics.values import value_metrics
 from rlobjectives.objective import Objective
 from rlobjectives.statistics import Stat
+from rlobjectives.token_parts import TokenLoss
 from rlobjectives.tokens import TokenBatch
 from rlobjectives.window import Report
 

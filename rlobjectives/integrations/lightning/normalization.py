@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from rlobjectives.errors import CapabilityError
-from rlobjectives.estimators.groups import group_any
-from rlobjectives.estimators.whitening import whiten
 from rlobjectives.layouts import TokenLayout
+from rlobjectives.maths.groups import group_any
+from rlobjectives.maths.whitening import whiten
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Moments
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from rlobjectives.distributed import Fault, replay
 from rlobjectives.distributed.synchronize import exchange
-from rlobjectives.estimators import group_metrics, length_metrics, reward_metrics
 from rlobjectives.integrations.lightning.experience import TOKEN_COLUMNS, Experience
 from rlobjectives.integrations.lightning.normalization import estimate_moments, normalized_estimate
 from rlobjectives.integrations.lightning.plan import Plan, Turn, plan_updates
 from rlobjectives.integrations.lightning.randomness import derive_seed
 from rlobjectives.integrations.lightning.unfinished import UnfinishedRollout
 from rlobjectives.integrations.lightning.updates import RoundMetrics, Updates
+from rlobjectives.metrics import group_metrics, length_metrics, reward_metrics
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Moments, Stat
 

@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from rlobjectives.capabilities import TrainerFacts
-from rlobjectives.losses import ImportanceCorrection, KLPenalty
+from rlobjectives.corrections import ImportanceCorrection
 from rlobjectives.objective import Objective
+from rlobjectives.terms import KLPenalty
 
 __all__ = [
     "altered_sampling",

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from rlobjectives.errors import CapabilityError, MissingColumnError
-from rlobjectives.estimators import group_metrics, length_metrics, reward_metrics
 from rlobjectives.integrations.trl.columns import (
     GENERATED_AT,
     GROUP,
@@ -28,6 +27,7 @@ from rlobjectives.integrations.trl.rollout import Scored, global_rollouts, merge
 from rlobjectives.integrations.trl.scoring import ScoringMixin
 from rlobjectives.integrations.trl.together import raise_together
 from rlobjectives.layouts import PaddedLayout
+from rlobjectives.metrics import group_metrics, length_metrics, reward_metrics
 from rlobjectives.statistics import Mean, Stat, Sum, fold
 
 __all__ = ["SamplingMixin", "check_prompt"]

@@ -13,11 +13,11 @@ from rlobjectives.building import build
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators import Estimator
 from rlobjectives.integrations.trl.config import as_sampling_mode, check_resamples
-from rlobjectives.losses import KLPenalty
 from rlobjectives.objective import Objective
 from rlobjectives.reductions import LossReduction
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.slots import Slot, call, missing_options
+from rlobjectives.terms import KLPenalty
 
 __all__ = [
     "ObjectiveLike",

@@ -11,10 +11,11 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 
 from rlobjectives import Objective, ReMax, RLObjectivesError
-from rlobjectives.integrations.lightning import Experience, PromptDataModule
-from rlobjectives.integrations.lightning.callbacks import SaveCompletions
+from rlobjectives.causal_lm import PromptDataModule
+from rlobjectives.causal_lm.callbacks import SaveCompletions
+from rlobjectives.integrations.lightning import Experience
+from tests.causal_lm.small_model import ROWS, long_answer, policy
 from tests.integrations.lightning.runs import fit, make_strategy, uneven
-from tests.integrations.lightning.small_model import ROWS, long_answer, policy
 from tests.integrations.lightning.toy import ToyPolicy
 from tests.integrations.lightning.toy_critic import ToyAgent, cut_off
 

@@ -15,7 +15,8 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Str
 from torch.utils.data import DataLoader
 
 from rlobjectives import PaddedLayout, RLObjectivesError, Rollouts
-from rlobjectives.integrations.lightning import DeepSpeedCPUStrategy, Experience
+from rlobjectives.causal_lm import DeepSpeedCPUStrategy
+from rlobjectives.integrations.lightning import Experience
 from tests.integrations.damage import flip_a_bit
 from tests.integrations.lightning.toy import GROUPS, VOCABULARY, ToyPolicy, experience
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlobjectives import WindowError
-from rlobjectives.integrations.lightning import PromptDataModule
+from rlobjectives.causal_lm import PromptDataModule
 from rlobjectives.integrations.lightning.agreement import given_options
 from tests.integrations.lightning.ending_runs import OPTIONS, Broken, Rated, cases
 from tests.integrations.lightning.runs import fit

@@ -12,10 +12,11 @@ from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from torch.utils.data import DataLoader
 
 from rlobjectives import CapabilityError, CheckpointError, Objective
-from rlobjectives.integrations.lightning import Experience, PromptDataModule
+from rlobjectives.causal_lm import PromptDataModule
+from rlobjectives.integrations.lightning import Experience
+from tests.causal_lm.small_model import ROWS, policy, save_small_model
 from tests.integrations.lightning.quiet import trainer, weights
 from tests.integrations.lightning.runs import SEVERAL, Watched, fit, sampled
-from tests.integrations.lightning.small_model import ROWS, policy, save_small_model
 from tests.integrations.lightning.toy import ToyPolicy
 
 pytestmark = [

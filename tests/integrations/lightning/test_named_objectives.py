@@ -18,9 +18,10 @@ from rlobjectives import (
     ReMax,
     Rollouts,
 )
-from rlobjectives.integrations.lightning import Experience, PromptBatch, PromptDataModule
+from rlobjectives.causal_lm import PromptBatch, PromptDataModule
+from rlobjectives.integrations.lightning import Experience
+from tests.causal_lm.small_model import ROWS, UNEVEN, long_answer, policy, save_small_model
 from tests.integrations.lightning.runs import fit, uneven
-from tests.integrations.lightning.small_model import ROWS, UNEVEN, long_answer, policy, save_small_model
 from tests.integrations.lightning.toy import ToyPolicy
 
 REFUSED = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.causal_lm.small_model import save_small_model
 from tests.integrations.lightning.refusal_runs import own_lists, refused, refused_samples
-from tests.integrations.lightning.small_model import save_small_model
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(200)

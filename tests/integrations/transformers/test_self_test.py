@@ -12,9 +12,10 @@ from torch import Tensor, nn
 pytest.importorskip("lightning")
 
 from rlobjectives import PaddedLayout
+from rlobjectives.causal_lm import SamplingOptions, sample_completions
+from rlobjectives.causal_lm.scoring import score_sequences
 from rlobjectives.errors import CapabilityError
-from rlobjectives.integrations.lightning import Experience, SamplingOptions, sample_completions
-from rlobjectives.integrations.lightning.scoring import score_sequences
+from rlobjectives.integrations.lightning import Experience
 from rlobjectives.integrations.transformers import CausalLMWithValue, check_model, forward_keywords
 from rlobjectives.integrations.transformers.self_test import Sample
 from tests.integrations.transformers.architectures import WORKING, tiny
