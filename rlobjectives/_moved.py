@@ -31,6 +31,7 @@ _RENAMED: Mapping[str, str] = {
     "estimators.credit_metrics": "metrics",
     "estimators.diagnostics": "metrics.rewards",
     "integrations.snapshots": "causal_lm.snapshots",
+    "integrations.trl.probe": "integrations.probe",
     "losses.corrections": "corrections.base",
     "losses.divergence": "maths.divergences",
     "losses.importance_correction": "corrections.importance",
@@ -57,6 +58,8 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "integrations.lightning": {
         "causal_lm": "CausalLMActorCritic CausalLMPolicy DeepSpeedCPUStrategy ExportModel PolicyProgressBar PolicySnapshots PromptBatch PromptDataModule RunHistory SamplingOptions SaveCompletions Transcript resolve_strategy sample_completions",
     },
+    "integrations.trl.columns": {"integrations.probe": "TEACHER silent_teacher teacher_column"},
+    "integrations.trl.step_window": {"integrations.probe": "reads_prompts"},
     "losses": {
         "corrections": "EntropyMask ImportanceCorrection OPSM PolicyCorrection Rejection TokenWeights",
         "functional": "clipped_surrogate importance_ratio kl_estimate sequence_ratio sequence_sums token_ratio topk_divergence vocabulary_divergence weighted_gradient weighted_sum window_quantile",

@@ -2,16 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 from rlobjectives.checks import check_choice, shown
+from rlobjectives.columns import COLUMNS
 from rlobjectives.errors import CapabilityError
 from rlobjectives.options import check_fields, option
 
 __all__ = ["Capabilities", "TrainerFacts", "check"]
 
+T = TypeVar("T")
+Flags = Mapping[str, "bool | None"]
 
+
+def _old_flags(
+    option: str, old: Mapping[str, str], joined: Callable[[Any, Flags], object]
+) -> Callable[[type[T]], type[T]]:
+    """Let a class take one flag per column, as it did before it took columns by name."""
+
+    def taught(kind: type[T]) -> type[T]:
+        made = kind.__init__
+
+        @functools.wraps(made)
+        def init(self: T, **given: Any) -> None:
+            flags = {name: given.pop(name) for name in old if name in given}
+            if flags:
+                warnings.warn(
+                    f"{kind.__name__}({', '.join(flags)}): name columns in {option}", DeprecationWarning, 2
+                )
+                columns = {old[name]: flag for name, flag in flags.items() if old[name]}
+                given[option] = joined(given.get(option, ()), columns)
+            made(self, **given)
+
+        init.old_flags = tuple(old)  # type: ignore[attr-defined]  # for whoever lists what it takes
+        kind.__init__ = init  # type: ignore[assignment, method-assign]
+        return kind
+
+    return taught
+
+
+@_old_flags(
+    "reads",
+    {
+        "needs_critic": "values",
+        "needs_behavior_logprobs": "behavior_logprobs",
+        "needs_ref_logprobs": "ref_logprobs",
+        "needs_teacher": "teacher_logprobs",
+        "uses_reward_components": "",
+    },
+    lambda reads, flags: frozenset({*reads, *(name for name, flag in flags.items() if flag)}),
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """Declared once on each part and merged by `Objective`.
@@ -19,12 +63,8 @@ class Capabilities:
     Needs, requirements and prohibitions merge by *or*, support by *and*, minima by *max*.
 
     Attributes:
-        needs_critic: Reads values of a critic.
+        reads: Columns that it cannot do without; follows from what a part declares in ``reads``.
         needs_prepass: Reads the whole window's log-probabilities before the first loss.
-        needs_behavior_logprobs: Reads the sampler's log-probabilities.
-        needs_ref_logprobs: Reads a frozen reference policy's log-probabilities.
-        needs_teacher: Reads a teacher's log-probabilities.
-        uses_reward_components: Looks at each reward by itself, not at their sum.
         min_group_size: Completions per prompt it needs at least.
         requires_on_policy: One update a rollout, no staleness: there is no ratio to correct with.
         requires_sampled_distribution: Its ratio is taken against the distribution that sampled, so
@@ -37,16 +77,12 @@ class Capabilities:
         supports_partial_window: Works when a prompt's completions fall into different windows.
 
     Example:
-        >>> Capabilities(min_group_size=2).merge(Capabilities(needs_critic=True)).min_group_size
+        >>> Capabilities(min_group_size=2).merge(Capabilities(needs_prepass=True)).min_group_size
         2
     """
 
-    needs_critic: bool = False
+    reads: frozenset[str] = frozenset()
     needs_prepass: bool = False
-    needs_behavior_logprobs: bool = False
-    needs_ref_logprobs: bool = False
-    needs_teacher: bool = False
-    uses_reward_components: bool = False
     min_group_size: int = 1
     requires_on_policy: bool = False
     requires_sampled_distribution: bool = False
@@ -59,23 +95,28 @@ class Capabilities:
     def merge(self, other: Capabilities) -> Capabilities:
         """The capabilities of both parts together."""
         merged: dict[str, object] = {}
-        for field in fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if field.name.startswith("min_"):
-                merged[field.name] = max(mine, theirs)
-            elif field.name.startswith("supports_"):
-                merged[field.name] = mine and theirs
+        for one in fields(self):
+            mine, theirs = getattr(self, one.name), getattr(other, one.name)
+            if one.name.startswith("min_"):
+                merged[one.name] = max(mine, theirs)
+            elif one.name.startswith("supports_"):
+                merged[one.name] = mine and theirs
             else:
-                merged[field.name] = mine or theirs
+                merged[one.name] = mine | theirs
         return Capabilities(**merged)  # type: ignore[arg-type]
+
+    needs_critic = property(lambda self: "values" in self.reads)
+    needs_behavior_logprobs = property(lambda self: "behavior_logprobs" in self.reads)
+    needs_ref_logprobs = property(lambda self: "ref_logprobs" in self.reads)
+    needs_teacher = property(lambda self: "teacher_logprobs" in self.reads)
 
     def needs(self) -> tuple[str, ...]:
         """The flags that ask something of the trainer, in words, for tables."""
-        words = [
-            field.name.removeprefix("needs_").replace("_", " ")
-            for field in fields(self)
-            if field.name.startswith("needs_") and getattr(self, field.name)
-        ]
+        known = (one for name, one in COLUMNS.items() if name in self.reads and not one.follows)
+        sources = [one.source or one.name for one in known]
+        words = [*dict.fromkeys(sources), *(name for name in sorted(self.reads) if name not in COLUMNS)]
+        if self.needs_prepass:
+            words.append("a pass over the window before its losses")
         if self.min_group_size > 1:
             words.append(f"{self.min_group_size}+ completions a prompt")
         if self.requires_on_policy:
@@ -83,6 +124,14 @@ class Capabilities:
         return tuple(words)
 
 
+@_old_flags(
+    "offers",
+    {"has_critic": "values", "has_reference": "ref_logprobs", "has_teacher": "teacher_logprobs"},
+    lambda offers, flags: {
+        **dict(offers),
+        **{name: flag for name, flag in flags.items() if flag is not None},
+    },
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerFacts:
     """What a trainer tells about itself at set-up. None means: not known, not checked.
@@ -107,9 +156,8 @@ class TrainerFacts:
         behavior_logprobs: ``"sampled"`` when the rollout's log-probabilities are those of the
             truncated, renormalised distribution; ``"untruncated"`` when not; ``"none"`` without.
         normalize_advantages: The trainer whitens advantages itself.
-        has_critic: Values are available.
-        has_reference: Reference log-probabilities are available.
-        has_teacher: Teacher log-probabilities are available.
+        offers: Columns by name, the library's and a user's own: True where the trainer gives them, False where it cannot.
+            Without ``values`` there are no ``returns`` either, and so on.
         can_prepass: The trainer can run the window's forward once more before the losses.
         context_parallel_size: Ranks that share one sequence's tokens.
         whole_groups_per_window: All completions of a prompt are in one optimizer step.
@@ -136,9 +184,7 @@ class TrainerFacts:
     min_p: float | None = option(None, low=0, high=1)
     behavior_logprobs: str | None = None
     normalize_advantages: bool | None = None
-    has_critic: bool | None = None
-    has_reference: bool | None = None
-    has_teacher: bool | None = None
+    offers: Mapping[str, bool] = field(default_factory=dict)
     can_prepass: bool | None = None
     context_parallel_size: int | None = option(None, low=1)
     whole_groups_per_window: bool | None = None
@@ -161,6 +207,29 @@ class TrainerFacts:
             check_choice("behavior_logprobs", self.behavior_logprobs, ("sampled", "untruncated", "none"))
         if self.old_logprobs is not None:
             check_choice("old_logprobs", self.old_logprobs, ("recomputed", "behavior"))
+        for name, flag in self.offers.items():
+            if not isinstance(flag, bool):
+                raise CapabilityError(f"offers[{name!r}] is {shown(flag)}; expected True or False.")
+
+    has_critic = property(lambda self: self.offers.get("values"))
+    has_reference = property(lambda self: self.offers.get("ref_logprobs"))
+    has_teacher = property(lambda self: self.offers.get("teacher_logprobs"))
+
+    def gives(self, name: str) -> bool | None:
+        """Whether the trainer gives a column; None where that is not known.
+
+        Example:
+            >>> facts = TrainerFacts(offers={"values": False})
+            >>> facts.gives("returns"), facts.gives("entropy")
+            (False, None)
+        """
+        if name in self.offers:
+            return self.offers[name]
+        if name == "behavior_logprobs" and self.behavior_logprobs is not None:
+            return self.behavior_logprobs != "none"
+        known = COLUMNS.get(name)
+        absent = known is not None and known.follows and self.gives(known.follows) is False
+        return False if absent else None
 
     def truncation(self) -> str | None:
         """The sampler settings that cut the distribution, in words, or None."""
@@ -200,31 +269,11 @@ def _violations(needs: Capabilities, facts: TrainerFacts) -> Iterable[str]:
             f"{facts.num_generations}. Raise num_generations, or choose an estimator without a "
             "group baseline (GAE)."
         )
-    columns = (
-        ("needs_critic", facts.has_critic, "values of a critic", "Add a critic"),
-        (
-            "needs_ref_logprobs",
-            facts.has_reference,
-            "a reference policy",
-            "Keep a frozen reference",
-        ),
-        ("needs_teacher", facts.has_teacher, "a teacher", "Give a teacher"),
-        (
-            "needs_prepass",
-            facts.can_prepass,
-            "a pass over the window before its losses",
-            "Use a trainer that can replay the window",
-        ),
-        (
-            "needs_behavior_logprobs",
-            None if facts.behavior_logprobs is None else facts.behavior_logprobs != "none",
-            "the sampler's log-probabilities",
-            "Let the sampler return log-probabilities",
-        ),
-    )
-    for flag, there, what, remedy in columns:
-        if getattr(needs, flag) and there is False:
-            yield f"it needs {what}; the trainer has none. {remedy}, or choose an objective without."
+    if needs.needs_prepass and facts.can_prepass is False:
+        yield (
+            "it needs a pass over the window before its losses; the trainer has none. Use a trainer that can replay the "
+            "window, or choose an objective without."
+        )
     if needs.requires_on_policy:
         if facts.updates_per_rollout is not None and facts.updates_per_rollout > 1:
             yield (
@@ -258,7 +307,7 @@ def _violations(needs: Capabilities, facts: TrainerFacts) -> Iterable[str]:
 
 
 def _off_policy_violations(needs: Capabilities, facts: TrainerFacts) -> Iterable[str]:
-    corrected = needs.needs_behavior_logprobs
+    corrected = "behavior_logprobs" in needs.reads
     if facts.old_logprobs == "behavior" and not needs.requires_on_policy:
         corrected = True
     if corrected:

@@ -12,6 +12,7 @@ from typing import ClassVar, TypeVar
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
+from rlobjectives.columns import Column, Read, read
 from rlobjectives.errors import WindowError
 from rlobjectives.options import check_fields, resolve_annotations
 from rlobjectives.statistics import Stat
@@ -67,6 +68,8 @@ class Component(abc.ABC):
             cls.__post_init__ = checked  # type: ignore[method-assign]  # the same check, after the common one
 
     capabilities: ClassVar[Capabilities] = Capabilities()
+    reads: ClassVar[Sequence[str | Column | Read]] = ()
+    """Columns it reads: the library's by name, its own as `Column`, either with `read` where it is not required."""
     window_statistics: ClassVar[Mapping[str, type[Stat]]] = {}
     metrics: ClassVar[Mapping[str, Metric]] = {}
     examples: ClassVar[Sequence[Mapping[str, object]]] = ()
@@ -74,9 +77,14 @@ class Component(abc.ABC):
     may_differ: ClassVar[frozenset[str]] = frozenset()
     """Attributes of a part that may have another value on each rank, such as a cache; all others are compared."""
 
+    def declared_reads(self) -> tuple[Read, ...]:
+        """The columns that this very instance reads; the class's, unless options change them."""
+        return tuple(map(read, self.reads))
+
     def required(self) -> Capabilities:
-        """The capabilities of this very instance; the class's, unless options change them."""
-        return self.capabilities
+        """The capabilities of this very instance: the class's and the columns it reads, unless options change them."""
+        names = frozenset(one.column.name for one in self.declared_reads() if one.required)
+        return self.capabilities.merge(Capabilities(reads=names))
 
     def declared_statistics(self) -> Mapping[str, type[Stat]]:
         """The window statistics of this very instance; the class's, unless options change them."""
@@ -94,10 +102,6 @@ class Component(abc.ABC):
     def conflicts(self, parts: Mapping[str, Component]) -> Iterable[str]:
         """Contradictions with the other parts of an objective (by field), one sentence each."""
         del parts
-        return ()
-
-    def tolerates(self) -> tuple[str, ...]:
-        """Token columns that may be unknown at some tokens, because this part says what happens there."""
         return ()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -13,6 +14,7 @@ from rlobjectives import capabilities as capability
 from rlobjectives.building import build
 from rlobjectives.capabilities import Capabilities, TrainerFacts
 from rlobjectives.checks import shown
+from rlobjectives.columns import COLUMNS, Column, Read, merged, read
 from rlobjectives.component import Component, Metric
 from rlobjectives.corrections import OPSM, EntropyMask, ImportanceCorrection
 from rlobjectives.corrections.base import PolicyCorrection
@@ -184,37 +186,55 @@ class Objective:
         """The parts that change advantages token by token."""
         return tuple(part for part in self._parts.values() if isinstance(part, AdvantageShaping))
 
-    def tolerated(self) -> frozenset[str]:
-        """Columns that may be unknown at some tokens."""
-        return frozenset(name for part in self._parts.values() for name in part.tolerates())
+    def reads(self) -> Mapping[str, Read]:
+        """What the losses read of tokens and the reduction of sequences, by column.
+
+        Log-probabilities and advantages, which every loss may read, are not listed.
+        """
+        return self._reads
+
+    @cached_property
+    def _reads(self) -> Mapping[str, Read]:
+        found = [one for part in self._parts.values() if part is not self.estimator for one in _reads(part)]
+        if self.entropy_coef:
+            found.append(read("entropy"))
+        if "ref_logprobs" in self.estimator_reads():
+            found.append(read("ref_logprobs", required=False))
+        return merged(found)
+
+    def estimator_reads(self) -> Mapping[str, Read]:
+        """What the estimator reads of rollouts, by column."""
+        return merged(_reads(self.estimator))
 
     @cached_property
     def capabilities(self) -> Capabilities:
         """Needs, prohibitions and support of all parts together."""
-        merged = Capabilities()
+        found = Capabilities()
         for part in self._parts.values():
-            merged = merged.merge(part.required())
-        return merged
+            found = found.merge(part.required())
+        return found
 
     def __getstate__(self) -> dict[str, object]:
         # What follows from the parts is asked anew of them, for where this is read they may be of another version.
-        return {name: value for name, value in vars(self).items() if name not in ("_parts", "capabilities")}
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @property
     def reports_reference(self) -> bool:
         """Whether some part reads the reference's log-probabilities and none reports the divergence from it."""
-        return self.capabilities.needs_ref_logprobs and self.kl is None
+        return "ref_logprobs" in self.capabilities.reads and self.kl is None
+
+    @cached_property
+    def own_columns(self) -> tuple[str, ...]:
+        """The columns of tokens that are a user's own."""
+        return tuple(name for name in self._reads if name not in COLUMNS)
 
     def columns(self) -> tuple[str, ...]:
         """The columns that the losses read, besides advantages."""
-        needs = self.capabilities
-        names = ["logprobs", "old_logprobs"]
-        names += ["behavior_logprobs"] if needs.needs_behavior_logprobs else []
-        names += ["ref_logprobs"] if needs.needs_ref_logprobs else []
-        names += ["teacher_logprobs"] if needs.needs_teacher else []
-        names += ["behavior_kl", "ref_kl", "teacher_divergence"]
-        names += ["values", "old_values", "returns"] if self.value_loss is not None else []
-        return (*names, "entropy") if self.entropy_coef or self.entropy_mask is not None else tuple(names)
+        return (
+            "logprobs",
+            "old_logprobs",
+            *(name for name, one in self.reads().items() if one.column.per == "token"),
+        )
 
     def declared_metrics(self) -> dict[str, Metric]:
         """Every metric this objective may report, by name."""
@@ -243,11 +263,22 @@ class Objective:
             raise CapabilityError(
                 f"facts is {type(facts).__name__}; expected TrainerFacts(num_generations=..., …)."
             )
-        own = [sentence for part in self.parts().values() for sentence in part.violations(facts)]
+        capability.check(self.name, self.capabilities, facts, self.violations(facts))
+
+    def violations(self, facts: TrainerFacts) -> list[str]:
+        """Columns that the trainer lacks, and what else the parts have against it, one sentence each."""
+        needed = {
+            name: one.column
+            for reads in (self.reads(), self.estimator_reads())
+            for name, one in reads.items()
+            if one.required and facts.gives(name) is False
+        }
+        own = [_lacking(column) for column in needed.values() if column.follows not in needed]
+        own += [sentence for part in self.parts().values() for sentence in part.violations(facts)]
         needs, columns = self.capabilities, self.estimator.columns
         if facts.normalize_advantages and columns > 1 and not needs.forbids_normalize_advantages:
             own.append(_two_normalisations(self.estimator))
-        capability.check(self.name, needs, facts, own)
+        return own
 
     def window(self, communicator: Communicator | None = None) -> WindowBuilder:
         """Open a window: one optimizer step.
@@ -276,6 +307,25 @@ class Objective:
             for estimate, layout in micro_batches:
                 builder.add(estimate=estimate, layout=layout)
         return builder.freeze()
+
+
+def _reads(part: Component) -> Iterator[Read]:
+    """What a part declares, and what it says in words of the version before."""
+    yield from part.declared_reads()
+    yield from (read(name) for name in part.required().reads if name in COLUMNS)
+    for name in getattr(part, "tolerates", tuple)():
+        warnings.warn(
+            f"{type(part).__name__}.tolerates: write reads = (read({name!r}, unknown=True),)",
+            DeprecationWarning,
+            2,
+        )
+        yield read(name, required=False, unknown=True)
+
+
+def _lacking(column: Column) -> str:
+    what = column.source or f"a column {column.name!r} ({column.meaning})"
+    remedy = f"{column.remedy}, or choose" if column.remedy else "Choose"
+    return f"it needs {what}; the trainer has none. {remedy} an objective without."
 
 
 def _two_normalisations(estimator: Estimator) -> str:

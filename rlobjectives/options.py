@@ -195,6 +195,6 @@ def _evaluated(declared: str, kind: type) -> object:
     holder = type("holder", (), {"__annotations__": {"it": declared}})
     module = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
     try:
-        return typing.get_type_hints(holder, module, dict(vars(kind)))["it"]
+        return typing.get_type_hints(holder, module, dict(vars(kind)), include_extras=True)["it"]
     except (AttributeError, NameError, SyntaxError, TypeError):  # whatever a user's annotation may be
         return declared

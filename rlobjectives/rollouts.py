@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,33 +21,18 @@ from rlobjectives.checks import (
     check_tensor,
     refuse_booleans,
 )
+from rlobjectives.columns import COLUMNS
 from rlobjectives.errors import MissingColumnError, NonFiniteError, ShapeError
 from rlobjectives.groups import Groups
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
 from rlobjectives.masking import select
 from rlobjectives.scores import stray_rewards
+from rlobjectives.tokens import check_extra, missing, per_sequence
 
 __all__ = ["Groups", "Rollouts", "check_rollouts"]
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
-_TOKEN_COLUMNS = (
-    "values",
-    "token_rewards",
-    "old_logprobs",
-    "ref_logprobs",
-    "behavior_logprobs",
-    "teacher_logprobs",
-    "squared_probs",
-)
-_SEQUENCE_COLUMNS = (
-    "group_ids",
-    "scored",
-    "session_ids",
-    "truncated",
-    "bootstrap_values",
-    "greedy_rewards",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -83,6 +70,8 @@ class Rollouts:
             differ by no more are the same (`RewardSum`). By default that of `rewards`; kept by copies, whose rewards are
             float64. Give it where the rewards were rounded before (a reward model in bfloat16 behind float32 tensors).
             Of this, the rewards' and the greedy rewards' precision the coarsest counts.
+        extra: Columns of your own, which an estimator of yours reads (`Column`): one entry per sequence, ``[n]``, or
+            shaped like the layout's mask. Real numbers are finite where they count.
         groups: Filled in from ``group_ids``; leave it out.
         sessions: Filled in from ``session_ids``; leave it out.
         unscored: Filled in: whether some genuine sequence has no scored reward at all.
@@ -120,6 +109,7 @@ class Rollouts:
     bootstrap_values: Tensor | None = None
     greedy_rewards: Tensor | None = None
     reward_dtype: torch.dtype | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
     groups: Groups = None  # type: ignore[assignment]  # filled below, from group_ids
     sessions: Groups | None = None  # filled below, from session_ids
     unscored: bool = False  # filled below, with the look at the rewards
@@ -134,7 +124,7 @@ class Rollouts:
         if self.layout is not None:
             check_layout(self.layout)
             check_device("layout.mask", self.layout.mask, self.rewards.device, "rewards")
-        for name in (*_TOKEN_COLUMNS, *_SEQUENCE_COLUMNS):
+        for name in ("group_ids", "scored", *_TOKEN_COLUMNS, *_SEQUENCE_COLUMNS):
             if (column := getattr(self, name)) is not None:
                 check_tensor(name, column)
                 check_device(name, column, self.rewards.device, "rewards")
@@ -168,6 +158,14 @@ class Rollouts:
         self._check_scored_rewards(genuine)
         self._check_tokens(count)
         self._check_sequences(count)
+        self._set(
+            "extra",
+            {name: column.detach() for name, column in check_extra(self.extra, self, self.layout).items()},
+        )
+        for name, column in self.extra.items():
+            if column.is_floating_point():
+                whole = self.layout is None or per_sequence(column, self.layout)
+                check_finite(f"extra[{name!r}]", column, self.genuine if whole else self.tokens(name).mask)
 
     def _coarsest(self, rewards: Tensor) -> torch.dtype:
         found = [rewards.dtype] + ([] if self.greedy_rewards is None else [self.greedy_rewards.dtype])
@@ -263,17 +261,19 @@ class Rollouts:
         counted = self.truncated if self.layout is None else self.truncated & self.layout.sequence_mask()
         return bool(counted.any())
 
-    def need(self, name: str, reader: str) -> Tensor:
-        """A column that ``reader`` cannot do without.
+    def need(self, name: str, reader: object) -> Tensor:
+        """A column that an estimator cannot do without.
+
+        Args:
+            name: Of the library's columns or of your own.
+            reader: The estimator, or its name, for the message.
 
         Raises:
             MissingColumnError: If it was not given.
         """
-        column: Tensor | None = getattr(self, name)
+        column: Tensor | None = getattr(self, name) if name in _COLUMNS else self.extra.get(name)
         if column is None:
-            raise MissingColumnError(
-                f"{reader} reads {name}, but the rollouts carry none. Give Rollouts({name}=...)."
-            )
+            raise MissingColumnError(missing(name, reader, "Rollouts", name in _COLUMNS))
         return column
 
     @property
@@ -340,6 +340,11 @@ class Rollouts:
                 "Give Rollouts(layout=PaddedLayout(mask)) or a PackedLayout."
             )
         return self.layout
+
+
+_COLUMNS = tuple(one.name for one in dataclasses.fields(Rollouts) if one.name in COLUMNS)
+_TOKEN_COLUMNS = tuple(name for name in _COLUMNS if COLUMNS[name].per == "token")
+_SEQUENCE_COLUMNS = tuple(name for name in _COLUMNS if COLUMNS[name].per == "sequence")
 
 
 def check_rollouts(rollouts: object) -> None:

@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_floating, check_mask
+from rlobjectives.checks import check_device, check_floating, check_mask, check_tensor
+from rlobjectives.columns import COLUMNS as KNOWN
 from rlobjectives.errors import MissingColumnError, ShapeError
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
 
 __all__ = ["COLUMNS", "WITH_GRADIENT", "TokenBatch", "check_tokens"]
-
-COLUMNS = (
-    "logprobs",
-    "old_logprobs",
-    "advantages",
-    "behavior_logprobs",
-    "ref_logprobs",
-    "entropy",
-    "teacher_logprobs",
-    "behavior_kl",
-    "ref_kl",
-    "teacher_divergence",
-    "values",
-    "old_values",
-    "returns",
-)
-"""Every column that is shaped like the mask."""
-WITH_GRADIENT = ("logprobs", "entropy", "behavior_kl", "ref_kl", "teacher_divergence", "values")
-"""Columns that carry gradient."""
-
-_KNOWN = {
-    "behavior_logprobs": "behavior_known",
-    "teacher_logprobs": "teacher_known",
-    "teacher_divergence": "teacher_known",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,6 +52,9 @@ class TokenBatch:
         returns: Targets of the values, from ``estimator.value_targets``, in reward units.
         behavior_known: Bool; where the sampler's log-probabilities are known. None: everywhere.
         teacher_known: Bool; where the teacher's columns are known. None: everywhere.
+        extra: Columns of your own, which a part of yours reads (`Column`): shaped like the mask, or one entry per
+            sequence, ``[n]``. Those of tokens keep their gradient. A fact of the layout (`TokenLayout.with_facts`) is read
+            like a column per sequence.
 
     Raises:
         ShapeError: If a column is not floating point or not shaped like the mask.
@@ -103,10 +83,11 @@ class TokenBatch:
     returns: Tensor | None = None
     behavior_known: Tensor | None = None
     teacher_known: Tensor | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_layout(self.layout)
-        for name in _KNOWN.values():
+        for name in _FLAGS:
             known = getattr(self, name)
             if known is not None:
                 self.layout.check(name, known)
@@ -122,7 +103,8 @@ class TokenBatch:
             known = self.known(name)
             if known is not None:
                 column = torch.where(known, column, torch.nan)
-            object.__setattr__(self, name, column if name in WITH_GRADIENT else column.detach())
+            object.__setattr__(self, name, column if KNOWN[name].gradient else column.detach())
+        object.__setattr__(self, "extra", check_extra(self.extra, self, self.layout))
 
     @property
     def num_sequences(self) -> int:
@@ -131,20 +113,30 @@ class TokenBatch:
 
     def known(self, name: str) -> Tensor | None:
         """Where a column is known, bool; None when that is everywhere."""
-        flags: Tensor | None = getattr(self, _KNOWN[name]) if name in _KNOWN else None
-        return flags
+        flags = KNOWN[name].flags if name in KNOWN else ""
+        found: Tensor | None = getattr(self, flags) if flags else None
+        return found
 
-    def need(self, name: str, reader: str) -> Tensor:
-        """A column that ``reader`` cannot do without.
+    def get(self, name: str) -> Tensor | None:
+        """A column of the library or of your own, of tokens or of sequences; None where it was not given."""
+        if name in COLUMNS:
+            found: Tensor | None = getattr(self, name)
+            return found
+        return self.extra.get(name, self.layout.facts.get(name))
+
+    def need(self, name: str, reader: object) -> Tensor:
+        """A column that a part cannot do without.
+
+        Args:
+            name: Of the library's columns or of your own.
+            reader: The part, or its name, for the message.
 
         Raises:
             MissingColumnError: If it was not given.
         """
-        column: Tensor | None = getattr(self, name)
+        column = self.get(name)
         if column is None:
-            raise MissingColumnError(
-                f"{reader} reads {name}, but the TokenBatch carries none. Give TokenBatch({name}=...)."
-            )
+            raise MissingColumnError(missing(name, reader, "TokenBatch", name in COLUMNS))
         return column
 
     def old(self) -> Tensor:
@@ -157,18 +149,79 @@ class TokenBatch:
 
     def block(self, sequences: slice, places: slice) -> TokenBatch:
         """Some neighbouring sequences, one of ``layout.blocks()``; columns are views."""
-        columns = {name: getattr(self, name) for name in (*COLUMNS, *_KNOWN.values())}
-        return self.replace(
+        return self._each(
+            lambda name, column: column[sequences if per_sequence(column, self.layout) else places],
             layout=self.layout.block(sequences, places),
-            **{name: None if column is None else column[places] for name, column in columns.items()},
         )
 
     def detach(self) -> TokenBatch:
         """A copy without any gradient."""
-        columns = {name: getattr(self, name) for name in WITH_GRADIENT}
-        return self.replace(
-            **{name: None if column is None else column.detach() for name, column in columns.items()}
+        return self._each(lambda _, column: column.detach())
+
+    def _each(self, change: Callable[[str, Tensor], Tensor], **columns: TokenLayout) -> TokenBatch:
+        given = {name: getattr(self, name) for name in (*COLUMNS, *_FLAGS)}
+        return dataclasses.replace(
+            self,
+            **{name: change(name, one) for name, one in given.items() if one is not None},  # type: ignore[arg-type]
+            **columns,  # type: ignore[arg-type]
+            extra={name: change(name, one) for name, one in self.extra.items()},
         )
+
+
+COLUMNS = tuple(one.name for one in dataclasses.fields(TokenBatch) if one.name in KNOWN)
+"""Every column that is shaped like the mask."""
+WITH_GRADIENT = tuple(name for name in COLUMNS if KNOWN[name].gradient)
+"""Columns that carry gradient."""
+_FLAGS = tuple(dict.fromkeys(KNOWN[name].flags for name in COLUMNS if KNOWN[name].flags))
+
+
+def missing(name: str, reader: object, record: str, known: bool) -> str:
+    """What to say to a part that reads a column that nobody gave."""
+    reader = reader if isinstance(reader, str) else type(reader).__name__
+    there = "the rollouts carry" if record == "Rollouts" else f"the {record} carries"
+    give = f"{name}=..." if known else f"extra={{{name!r}: ...}}"
+    return f"{reader} reads {name}, but {there} none. Give {record}({give})."
+
+
+def per_sequence(column: Tensor, layout: TokenLayout) -> bool:
+    """Whether a column has one entry per sequence, and not one per token."""
+    return tuple(column.shape) != layout.shape
+
+
+def check_extra(extra: Mapping[str, Tensor], record: object, layout: TokenLayout | None) -> dict[str, Tensor]:
+    """Columns of a user's own, in the precision they are used in.
+
+    Args:
+        extra: The columns by name.
+        record: The batch or the rollouts that carry them.
+        layout: Of its tokens; None where there are none.
+
+    Raises:
+        ShapeError: If one is neither shaped like the mask nor one entry per sequence, or has the name of a column that
+            the record has itself.
+    """
+    kind, found = type(record).__name__, {}
+    count = getattr(record, "num_sequences", 0)
+    for name, column in extra.items():
+        if name in {one.name for one in dataclasses.fields(record)}:  # type: ignore[arg-type]
+            raise ShapeError(f"extra has {name!r}, which {kind} has itself. Give {kind}({name}=...).")
+        check_tensor(f"extra[{name!r}]", column)
+        shape, tokens = tuple(column.shape), None if layout is None else layout.shape
+        if shape not in (tokens, (count,)):
+            one_of = f"{[count]}, one entry per sequence" + (
+                f", or {list(layout.shape)}, one per token" if layout is not None else ""
+            )
+            raise ShapeError(f"extra[{name!r}] has shape {list(shape)}; expected {one_of}.")
+        if layout is not None:
+            check_device(f"extra[{name!r}]", column, layout.device, "layout.mask")
+            if tokens == (count,) and (layout.shortest, layout.width) != (1, 1):
+                raise ShapeError(
+                    f"extra[{name!r}] has {count} entries, and there are as many tokens as sequences, so it could be of "
+                    f"either. Give a column of sequences as layout.with_facts({name}=...)."
+                )
+        low = column.dtype in (torch.float16, torch.bfloat16)
+        found[name] = column.float() if low else column
+    return found
 
 
 def check_tokens(tokens: object) -> None:

@@ -36,8 +36,10 @@ def test_flags_merge_by_their_prefix() -> None:
 
 
 def test_needs_in_words() -> None:
-    words = Capabilities(needs_critic=True, min_group_size=3, requires_on_policy=True).needs()
-    assert words == ("critic", "3+ completions a prompt", "one update a rollout")
+    words = Capabilities(
+        reads=frozenset({"values", "returns"}), min_group_size=3, requires_on_policy=True
+    ).needs()
+    assert words == ("values of a critic", "3+ completions a prompt", "one update a rollout")
 
 
 VIOLATIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -46,11 +48,11 @@ VIOLATIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"num_generations": 1},
         "at least 2 completions per prompt; num_generations is 1",
     ),
-    ({"needs_critic": True}, {"has_critic": False}, "values of a critic"),
-    ({"needs_ref_logprobs": True}, {"has_reference": False}, "a reference policy"),
-    ({"needs_teacher": True}, {"has_teacher": False}, "a teacher"),
+    ({"reads": {"values"}}, {"offers": {"values": False}}, "values of a critic"),
+    ({"reads": {"ref_logprobs"}}, {"offers": {"ref_logprobs": False}}, "a reference policy"),
+    ({"reads": {"teacher_logprobs"}}, {"offers": {"teacher_logprobs": False}}, "a teacher"),
     ({"needs_prepass": True}, {"can_prepass": False}, "a pass over the window before its losses"),
-    ({"needs_behavior_logprobs": True}, {"behavior_logprobs": "none"}, "the sampler's log-probabilities"),
+    ({"reads": {"behavior_logprobs"}}, {"behavior_logprobs": "none"}, "the sampler's log-probabilities"),
     ({"requires_on_policy": True}, {"updates_per_rollout": 2}, "one update per rollout; there are 2"),
     ({"requires_on_policy": True}, {"max_staleness": 1}, "max_staleness is 1"),
     ({"requires_sampled_distribution": True}, {"top_p": 0.9}, r"cut \(top_p = 0.9\)"),
@@ -107,7 +109,7 @@ def test_all_violations_at_once() -> None:
         updates_per_rollout=4,
         max_staleness=2,
         normalize_advantages=True,
-        has_reference=False,
+        offers={"ref_logprobs": False},
     )
     with pytest.raises(CapabilityError) as caught:
         bad.check(facts)

@@ -71,7 +71,10 @@ class TestOptions:
             lambda: ImportanceCorrection(normalize="no"),
             "normalize of ImportanceCorrection is 'no'; expected True",
         )
-        refused(lambda: TrainerFacts(has_critic="yes"), "has_critic of TrainerFacts is 'yes'")
+        refused(
+            lambda: TrainerFacts(offers={"values": "yes"}),
+            "offers\\['values'\\] is 'yes'; expected True or False",
+        )
         refused(lambda: Objective(estimator=GRPO(), name=3), "name of Objective is 3; expected text")
 
     @pytest.mark.parametrize("part", PARTS, ids=lambda part: type(part).__name__)

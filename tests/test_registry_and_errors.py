@@ -212,7 +212,7 @@ def test_a_stored_objective_asks_its_parts_anew(monkeypatch: pytest.MonkeyPatch)
     one = Objective.named("gdpo")
     assert not one.capabilities.needs_critic
     stored = pickle.dumps(one)
-    monkeypatch.setattr(GDPO, "required", lambda self: Capabilities(needs_critic=True))
+    monkeypatch.setattr(GDPO, "required", lambda self: Capabilities(reads=frozenset({"values"})))
     assert pickle.loads(stored).capabilities.needs_critic
 
 

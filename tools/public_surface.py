@@ -173,6 +173,7 @@ def lost_parameters(stored: Mapping[str, Sequence[str]]) -> list[str]:
         if not expected:
             continue
         if "**" not in now:
+            now += getattr(value.__init__, "old_flags", ())  # taken with a warning
             found += [f"{place} no longer takes {name!r}" for name in expected if name not in now]
         positional = expected[: expected.index("*")]
         if now[: len(positional)] != positional:
@@ -186,6 +187,8 @@ def lost_options(stored: Mapping[str, Mapping[str, str]]) -> list[str]:
     for place, value in _there(stored):
         now = options(value)
         for name, default in stored[place].items():
+            if name in getattr(value.__init__, "old_flags", ()):
+                continue  # taken with a warning
             if name not in now:
                 found.append(f"{place} has lost the option {name!r}")
             elif now[name] != default and default != REQUIRED:

@@ -23,6 +23,7 @@ from rlobjectives.causal_lm.snapshots import PolicySnapshots
 from rlobjectives.causal_lm.transcript import Transcript
 from rlobjectives.causal_lm.validation import CompletionValidation
 from rlobjectives.checks import check_choice, check_number, check_positive_int
+from rlobjectives.columns import COLUMNS
 from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.mixin import ObjectiveMixin
@@ -215,23 +216,12 @@ class CausalLMPolicy(PromptRollouts, ObjectiveMixin, StaleSampling, CompletionVa
             top_p=self.sampling.top_p,
             top_k=self.sampling.top_k,
             behavior_logprobs="untruncated" if self.sampling.truncates else "sampled",
-            has_critic=False,
-            has_reference=self.has_reference,
-            has_teacher=False,
         )
 
-    def rollout_columns(self) -> frozenset[str]:
-        """Optional columns of `Rollouts` that estimates may read."""
-        given = {"old_logprobs", "behavior_logprobs", "greedy_rewards"}
-        return frozenset(given | {"ref_logprobs"} if self.has_reference else given)
-
-    def token_columns(self) -> frozenset[str]:
-        """Columns that losses may read: no teacher's, and a reference's only with a reference."""
-        absent = {"teacher_logprobs"} if self.has_reference else {"teacher_logprobs", "ref_logprobs"}
-        return super().token_columns() - absent
-
-    def _reward_names(self) -> tuple[str, ...]:
-        return self.reward_functions.names
+    def offers(self) -> dict[str, bool]:
+        """All that is known of samples, their distribution, prompts and entropy; the reference's, if there is one."""
+        given = "logprobs old_logprobs behavior_logprobs advantages entropy greedy_rewards prompt_tokens prompt_sequences"
+        return {name: name in given.split() for name in COLUMNS} | {"ref_logprobs": self.has_reference}
 
     def configure_optimizers(self) -> Any:
         """AdamW with a linear warm-up; override for another optimizer."""

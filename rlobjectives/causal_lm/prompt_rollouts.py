@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rlobjectives import statistics as kinds
 from rlobjectives.causal_lm import language_models
-from rlobjectives.causal_lm.prompts import PromptBatch
+from rlobjectives.causal_lm.prompts import PromptBatch, own_columns
 from rlobjectives.causal_lm.rewards import RewardFunctions
 from rlobjectives.causal_lm.sampling import Completions, SamplingOptions, sample_completions
 from rlobjectives.causal_lm.scoring import score_sequences
@@ -23,6 +23,7 @@ from rlobjectives.distributed import LOCAL, Communicator, synchronize
 from rlobjectives.distributed.synchronize import raised_together
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.layouts import PaddedLayout
+from rlobjectives.objective import Objective
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Mean, Stat, Sum, measured_values
 
@@ -65,7 +66,7 @@ class PromptRollouts(_Base):
     _rollout_statistics: dict[str, Stat]
     behavior_weights: Any
     behavior_metrics: Any
-    estimator_reads: Any
+    objective: Objective
 
     @property
     def marks_truncated(self) -> bool:
@@ -85,7 +86,7 @@ class PromptRollouts(_Base):
         greedy = None
         with self.behavior_weights():
             prompt_ids, prompt_mask, completions = self.sample(batch, repeats)
-            if self.estimator_reads("greedy_rewards"):
+            if "greedy_rewards" in self.objective.estimator_reads():
                 *_, greedy = self.sample(batch, greedy=True)
         transcript = self.transcribe(batch, completions, repeats)
         self.last_rollout = transcript
@@ -112,6 +113,7 @@ class PromptRollouts(_Base):
                 **self._against_greedy(batch, greedy, transcript, repeats),
             ),
             behavior_logprobs=nn.functional.pad(completions.logprobs, (prompt_ids.shape[1], 0)),
+            extra=own_columns(self.objective, batch, self.device),
         )
         if self.old_logprobs == "behavior":
             experience.old_logprobs = experience.behavior_logprobs

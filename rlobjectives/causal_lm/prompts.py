@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-__all__ = ["PromptBatch"]
+from rlobjectives.checks import shown
+from rlobjectives.columns import COLUMNS
+from rlobjectives.errors import MissingColumnError
+from rlobjectives.objective import Objective
+
+__all__ = ["PromptBatch", "own_columns"]
 
 
 class PromptBatch:
@@ -65,3 +71,40 @@ class PromptBatch:
         """Every column but the prompt, each entry repeated for a prompt's completions."""
         names = [name for name in (self.rows[0] if self.rows else ()) if name != self.prompt_column]
         return {name: [row[name] for row in self.rows for _ in range(repeats)] for name in names}
+
+
+def own_columns(objective: Objective, batch: PromptBatch, device: torch.device) -> dict[str, Tensor]:
+    """Columns per sequence of a user's own that an objective reads, from those of the prompts' rows.
+
+    Args:
+        objective: Its parts say which.
+        batch: The prompts.
+        device: Where the columns go.
+
+    Returns:
+        One number per completion, ``[n]`` float32, a prompt's completions side by side; without what the data lack.
+
+    Raises:
+        MissingColumnError: If an entry is no number.
+    """
+    reads = {**objective.reads(), **objective.estimator_reads()}
+    wanted = [name for name, one in reads.items() if name not in COLUMNS and one.column.per == "sequence"]
+    found = batch.columns(batch.num_generations)
+    for name in wanted:
+        odd = next(
+            (
+                one
+                for one in found.get(name, ())
+                if isinstance(one, bool) or not isinstance(one, (int, float))
+            ),
+            None,
+        )
+        if odd is not None:
+            raise MissingColumnError(
+                f"{objective.name} reads {name}, and a prompt's row has {shown(odd)} there; expected one number per prompt."
+            )
+    return {
+        name: torch.tensor(found[name], dtype=torch.float32, device=device)
+        for name in wanted
+        if name in found
+    }

@@ -22,7 +22,7 @@ from rlobjectives.tokens import TokenBatch
 __all__ = ["EntropyMask"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EntropyMask(PolicyCorrection):
     """Keeps the tokens of highest entropy in the policy loss and drops the others.
 
@@ -57,6 +57,8 @@ class EntropyMask(PolicyCorrection):
         "entropy_mask/kept_fraction": Metric(Mean, "fraction", "tokens kept in the policy loss"),
     }
 
+    reads = ("entropy",)
+
     fraction: float = option(0.2, low=0, high=1, open_low=True)
     denominator: Literal["original", "kept"] = "original"
 
@@ -67,7 +69,8 @@ class EntropyMask(PolicyCorrection):
 
     def required(self) -> Capabilities:
         """Entropies of the whole window before the losses."""
-        return Capabilities(needs_prepass=True, communicates_in_loss=self.shrinks_denominator)
+        own = Capabilities(needs_prepass=True, communicates_in_loss=self.shrinks_denominator)
+        return super().required().merge(own)
 
     def conflicts(self, parts: Mapping[str, Component]) -> Iterable[str]:
         """Single tokens cannot leave a loss that a sequence shares."""

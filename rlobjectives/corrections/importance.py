@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
 from rlobjectives.checks import check_number, shown
+from rlobjectives.columns import Read, read
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.corrections.base import PolicyCorrection, TokenWeights, denominator_conflict
 from rlobjectives.corrections.mismatch import MISMATCH_METRICS, Mismatch, mismatch_metrics
@@ -74,8 +75,8 @@ class ImportanceCorrection(PolicyCorrection):
         `behavior_known` say otherwise.
 
     Example:
-        >>> ImportanceCorrection(outside="mask", low=0.5, high=5.0).required().needs_behavior_logprobs
-        True
+        >>> ImportanceCorrection(outside="mask", low=0.5, high=5.0).declared_reads()[0].unknown
+        False
     """
 
     metrics: ClassVar[Mapping[str, Metric]] = {**_METRICS, **MISMATCH_METRICS}
@@ -124,22 +125,22 @@ class ImportanceCorrection(PolicyCorrection):
     def required(self) -> Capabilities:
         """The sampler's log-probabilities; those of the whole window first where weights depend on it."""
         sums = self.weight in ("sequence", "geometric") or bool(self.veto)
-        return Capabilities(
-            needs_behavior_logprobs=True,
+        own = Capabilities(
             requires_sampled_distribution=True,
             needs_prepass=self.normalize or self.shrinks_denominator,
             communicates_in_loss=sums
             or self.shrinks_denominator
             or any(not one.token_level for one in self.reject),
         )
+        return super().required().merge(own)
+
+    def declared_reads(self) -> tuple[Read, ...]:
+        """The sampler's log-probabilities, which may be missing where that is weight 1."""
+        return (read("behavior_logprobs", unknown=self.missing == "one"),)
 
     def declared_statistics(self) -> Mapping[str, type[Stat]]:
         """The mean weight, when normalising."""
         return {"weight": Mean} if self.normalize else {}
-
-    def tolerates(self) -> tuple[str, ...]:
-        """The sampler's log-probabilities, when missing ones have weight 1."""
-        return ("behavior_logprobs",) if self.missing == "one" else ()
 
     def violations(self, facts: TrainerFacts) -> Iterable[str]:
         """Correcting twice is refused."""
@@ -158,7 +159,7 @@ class ImportanceCorrection(PolicyCorrection):
     def conflicts(self, parts: Mapping[str, Component]) -> Iterable[str]:
         """A loss that corrects by itself, and weights that a loss or a reduction cannot take, are refused."""
         policy, reduction = parts.get("policy_loss"), parts.get("reduction")
-        if policy is not None and policy.required().needs_behavior_logprobs:
+        if policy is not None and "behavior_logprobs" in policy.required().reads:
             yield (
                 f"{type(policy).__name__} takes its ratio against the policy that sampled, and "
                 "ImportanceCorrection would count the same mismatch twice. Leave the correction out."

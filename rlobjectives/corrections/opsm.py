@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import torch
 
 from rlobjectives.capabilities import Capabilities
+from rlobjectives.columns import Read, read
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.corrections.base import PolicyCorrection, TokenWeights, denominator_conflict
 from rlobjectives.statistics import Mean, Stat
@@ -64,11 +65,12 @@ class OPSM(PolicyCorrection):
 
     def required(self) -> Capabilities:
         """Whole sequences; the window's log-probabilities first where denominators depend on them."""
-        return Capabilities(
-            needs_behavior_logprobs=self.against == "behavior",
-            needs_prepass=self.shrinks_denominator,
-            communicates_in_loss=True,
-        )
+        own = Capabilities(needs_prepass=self.shrinks_denominator, communicates_in_loss=True)
+        return super().required().merge(own)
+
+    def declared_reads(self) -> tuple[Read, ...]:
+        """The sampler's log-probabilities, when the drift is from them."""
+        return (read("behavior_logprobs"),) if self.against == "behavior" else ()
 
     def conflicts(self, parts: Mapping[str, Component]) -> Iterable[str]:
         """Denominators that cannot shrink, and single tokens dropped from a sequence-level loss."""

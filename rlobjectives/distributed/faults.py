@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.checks import LOGPROBS
+from rlobjectives.columns import COLUMNS
 from rlobjectives.distributed.communicator import Communicator
 
 __all__ = ["ABOVE", "FIELDS", "STOPPING", "Fault", "in_words", "is_told", "told", "told_by"]
@@ -19,31 +20,15 @@ ABOVE = " above 0"
 
 FIELDS = (
     "estimate",
-    "logprobs",
-    "old_logprobs",
-    "advantages",
-    "behavior_logprobs",
-    "ref_logprobs",
-    "entropy",
-    "teacher_logprobs",
     "weights",
     "loss",
     "slope",
-    "values",
-    "old_values",
-    "returns",
     "statistics",
-    "behavior_kl",
-    "teacher_divergence",
-    "ref_kl",
-    "slope in entropy",
-    "slope in values",
-    "slope in behavior_kl",
-    "slope in ref_kl",
-    "slope in teacher_divergence",
+    *COLUMNS,
+    *(f"slope in {name}" for name, one in COLUMNS.items() if one.gradient),
     *(f"{name}{ABOVE}" for name in LOGPROBS),
 )
-"""Columns a value that may not be can be reported in; travels as a position in this tuple."""
+"""Columns a value that may not be can be reported in; travels as a position in this tuple and `Fault.columns`."""
 
 STOPPING = (Exception, KeyboardInterrupt, SystemExit)
 """What ends a rank's work: errors, an interrupt from the keyboard, and ``sys.exit``."""
@@ -59,10 +44,17 @@ class Fault:
         error: An exception of this rank, if any; ``KeyboardInterrupt`` and ``SystemExit`` included.
         counts: Entries that may not be (not finite, or a log-probability above 0) and all counted entries, by
             ``(micro_batch, field)``: 0-d tensors, so that nobody has to look at them before the message.
+        columns: A user's own columns, the same on every rank: a field each, and one for a slope in it.
     """
 
     error: BaseException | None = None
     counts: dict[tuple[int, str], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """All fields, in the order that their positions refer to."""
+        return (*FIELDS, *self.columns, *(f"slope in {name}" for name in self.columns))
 
     def note(self, error: BaseException) -> None:
         """Keep the first exception."""
@@ -83,8 +75,9 @@ class Fault:
             return torch.tensor([-1.0, 0.0, 0.0, 0.0], dtype=torch.float64, device=device)
         if not self.counts:
             return torch.zeros(4, dtype=torch.float64, device=device)
+        fields = self.fields
         places = torch.tensor(
-            [(FIELDS.index(name) + 1, micro_batch) for micro_batch, name in self.counts],
+            [(fields.index(name) + 1, micro_batch) for micro_batch, name in self.counts],
             dtype=torch.float64,
             device=device,
         )

@@ -12,7 +12,7 @@ from rlobjectives.checks import ABOVE_ZERO
 from rlobjectives.distributed.agreement import checksum, joined, other_options
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.distributed.ending import meet, translated
-from rlobjectives.distributed.faults import ABOVE, FIELDS, Fault, in_words, is_told, told_by
+from rlobjectives.distributed.faults import ABOVE, Fault, in_words, is_told, told_by
 from rlobjectives.errors import NonFiniteError, RankError
 from rlobjectives.statistics import Stat
 
@@ -217,7 +217,7 @@ def _raise_together(
         raise told_by(RankError(f"{wrong} ({parties}): {found}. {advice}{everywhere}"), communicator)
     for position, (code, micro_batch, bad, total, *_) in enumerate(headers):
         if code > 0:
-            name = FIELDS[int(code) - 1]
+            name = fault.fields[int(code) - 1]
             what, remedy = "non-finite values", _FIND
             if name.endswith(ABOVE):
                 name, what, remedy = name.removesuffix(ABOVE), "values above 0", ABOVE_ZERO

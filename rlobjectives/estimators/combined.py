@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
 from rlobjectives.checks import check_numbers, shown
+from rlobjectives.columns import Read, merged
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
@@ -89,13 +90,17 @@ class Combined(Estimator):
 
     def required(self) -> Capabilities:
         """What all of the estimators together require."""
-        merged = self.capabilities
+        found = self.capabilities
         for part in self.estimators:
-            merged = merged.merge(part.required())
+            found = found.merge(part.required())
             if self.token_level and not part.token_level and part.declared_statistics():
                 # Its sequences are counted where their first token is, which context ranks do not share.
-                merged = merged.merge(Capabilities(supports_context_parallel=False))
-        return merged
+                found = found.merge(Capabilities(supports_context_parallel=False))
+        return found
+
+    def declared_reads(self) -> tuple[Read, ...]:
+        """What any of the estimators reads."""
+        return tuple(merged(one for part in self.estimators for one in part.declared_reads()).values())
 
     def refused(self) -> frozenset[str]:
         """What any of the estimators refuses, and a sequence without any position to carry its numbers."""

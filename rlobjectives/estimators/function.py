@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.checks import shown
+from rlobjectives.columns import Column, Read, read
 from rlobjectives.errors import CapabilityError, ShapeError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.rollouts import Rollouts
@@ -28,6 +29,8 @@ class FunctionEstimator(Estimator):
         function: Gives one number a sequence ``[n]``, or one a token, shaped like the layout's mask.
         token_level: True when it gives one number a token; a bare function in `Objective` is taken to give one a
             sequence.
+        reads: Columns of rollouts that the function cannot do without: the library's by name, or a `Column` of your own.
+            A bare function may have them as an attribute ``reads``.
 
     Raises:
         CapabilityError: If it is not callable.
@@ -44,6 +47,11 @@ class FunctionEstimator(Estimator):
 
     function: Callable[[Rollouts], Tensor]
     token_level: bool = False  # type: ignore[misc]  # an option here, a constant of every other estimator
+    reads: tuple[str | Column | Read, ...] = ()  # type: ignore[misc]  # likewise
+
+    def declared_reads(self) -> tuple[Read, ...]:
+        """What was said of the function, here or by an attribute ``reads`` of its own."""
+        return tuple(map(read, (*self.reads, *getattr(self.function, "reads", ()))))
 
     def check(self) -> None:
         """It can be called."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
+from rlobjectives.columns import Read, read
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.layouts import TokenLayout
@@ -20,7 +21,7 @@ from rlobjectives.maths.shaping import (
     sequence_rewards,
     shaped_token_rewards,
 )
-from rlobjectives.maths.token_rewards import token_rewards
+from rlobjectives.maths.token_rewards import AT_THE_END, AT_TOKENS, token_rewards
 from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 
@@ -81,7 +82,8 @@ class GAE(RewardWeights, Normalized):
     """
 
     refuses: ClassVar[frozenset[str]] = frozenset({"unscored_sequences"})
-    capabilities: ClassVar[Capabilities] = Capabilities(needs_critic=True, supports_context_parallel=False)
+    capabilities: ClassVar[Capabilities] = Capabilities(supports_context_parallel=False)
+    reads = ("values", *AT_TOKENS, *AT_THE_END)
     token_level: ClassVar[bool] = True
     examples = ({"trace_decay": 0.9, "discount": 0.95}, {"kl_coef": 0.1}, {"adaptive_alpha": 0.05})
 
@@ -96,9 +98,11 @@ class GAE(RewardWeights, Normalized):
     on_lost_reward: Literal["error", "drop"] = "error"
     on_observation_reward: Literal["error", "credit", "drop"] = "error"
 
-    def required(self) -> Capabilities:
-        """A critic; a reference policy too when the rewards are KL-shaped."""
-        return self.capabilities.merge(Capabilities(needs_ref_logprobs=self.kl_coef > 0.0))
+    def declared_reads(self) -> tuple[Read, ...]:
+        """A critic's values and what is known of the end; sessions, and a reference policy, where options read them."""
+        names = ("old_logprobs", "ref_logprobs") if self.kl_coef > 0.0 else ()
+        sessions = () if self.reward_scope == "segment" else ("session_ids",)
+        return (*super().declared_reads(), *map(read, (*names, *sessions)))
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Raw advantages, shaped like the mask, in the precision of the values. Scope: trajectory."""

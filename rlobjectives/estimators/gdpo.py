@@ -87,9 +87,7 @@ class GDPO(RewardWeights, Estimator):
         tensor([ 0.7071, -0.7071], dtype=torch.float64)
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        min_group_size=2, uses_reward_components=True, forbids_normalize_advantages=True
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2, forbids_normalize_advantages=True)
     window_statistics: ClassVar[Mapping[str, type[Stat]]] = {"combined": Moments}
     examples = ({"weights": (1.0, 0.5)}, {"weights": {"reward_1": 0.0, "reward_0": 2.0}})
 

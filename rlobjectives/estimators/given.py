@@ -39,6 +39,8 @@ class GivenAdvantages(Estimator):
                 [-1.0000,  0.0000]])
     """
 
+    reads = ("advantages",)
+
     token_level: bool = True  # type: ignore[misc]  # an option here, a constant of every other estimator
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
@@ -47,10 +49,9 @@ class GivenAdvantages(Estimator):
         Raises:
             MissingColumnError: If they are not there.
         """
-        found: Tensor | None = getattr(rollouts, "extra", {}).get("advantages")
-        if found is None:
+        if "advantages" not in rollouts.extra:
             raise MissingColumnError(
                 'GivenAdvantages reads Rollouts.extra["advantages"], and these rollouts carry none. Give them there; or hand '
                 "them to the window yourself: builder.add(estimate=advantages, layout=layout)."
             )
-        return found.detach()
+        return rollouts.extra["advantages"]

@@ -76,7 +76,7 @@ class GRPO(RewardWeights, Estimator):
         own = Capabilities(
             forbids_normalize_advantages=self.scale == "none", supports_partial_window=self.scale != "batch"
         )
-        return self.capabilities.merge(own)
+        return super().required().merge(own)
 
     def declared_statistics(self) -> dict[str, type[Stat]]:
         """The raw rewards' moments, when they are the scale."""

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
+from rlobjectives.columns import Read, read
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.maths.groups import check_singletons
 from rlobjectives.maths.ratios import LOG_RATIO_CLAMP, clamp_around
 from rlobjectives.maths.returns import lambda_returns
 from rlobjectives.maths.shaping import sequence_rewards
-from rlobjectives.maths.token_rewards import token_rewards
+from rlobjectives.maths.token_rewards import AT_TOKENS, token_rewards
 from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 
@@ -68,6 +69,7 @@ class OptimalTokenBaseline(RewardWeights, Normalized):
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(min_group_size=2, supports_context_parallel=False)
+    reads = ("old_logprobs", "squared_probs", *AT_TOKENS)
     token_level: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = False
     zero_for_equal_rewards = False  # a position that one answer alone reaches has no baseline
@@ -78,10 +80,10 @@ class OptimalTokenBaseline(RewardWeights, Normalized):
     on_lost_reward: Literal["error", "drop"] = "error"
     on_observation_reward: Literal["error", "credit", "drop"] = "error"
 
-    def required(self) -> Capabilities:
-        """The sampler's log-probabilities when the weights are importance-corrected."""
-        corrected = self.importance_clip is not None
-        return self.capabilities.merge(Capabilities(needs_behavior_logprobs=corrected))
+    def declared_reads(self) -> tuple[Read, ...]:
+        """Probabilities; the sampler's too when the weights are importance-corrected."""
+        corrected = () if self.importance_clip is None else (read("behavior_logprobs"),)
+        return (*super().declared_reads(), *corrected)
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Advantages, float64, shaped like the mask. Scope: group, step by step."""

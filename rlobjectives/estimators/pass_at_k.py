@@ -105,7 +105,7 @@ class PassAtK(RewardWeights, Estimator):
 
     def required(self) -> Capabilities:
         """As many completions a prompt as are drawn."""
-        return self.capabilities.merge(Capabilities(min_group_size=self.smallest_group))
+        return super().required().merge(Capabilities(min_group_size=self.smallest_group))
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Advantages ``[n]``. Scope: group."""

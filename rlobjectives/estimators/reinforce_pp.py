@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
+from rlobjectives.columns import Read, read
 from rlobjectives.component import WindowContext
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.weights import RewardWeights
@@ -17,7 +18,7 @@ from rlobjectives.maths.group_advantages import grpo_estimate
 from rlobjectives.maths.groups import check_singletons, group_any
 from rlobjectives.maths.returns import lambda_returns
 from rlobjectives.maths.shaping import sequence_rewards, shaped_token_rewards
-from rlobjectives.maths.token_rewards import token_rewards
+from rlobjectives.maths.token_rewards import AT_TOKENS, token_rewards
 from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 
@@ -69,6 +70,7 @@ class ReinforcePlusPlus(RewardWeights, Normalized):
     capabilities: ClassVar[Capabilities] = Capabilities(
         supports_context_parallel=False, forbids_normalize_advantages=True
     )
+    reads = AT_TOKENS
     token_level: ClassVar[bool] = True
     sums_rewards: ClassVar[bool] = True
 
@@ -87,9 +89,10 @@ class ReinforcePlusPlus(RewardWeights, Normalized):
         """Whether every token of a sequence has the same return, which is whitened."""
         return self.normalize == "window" and self.discount == 1.0 and self.kl_coef == 0.0
 
-    def required(self) -> Capabilities:
-        """A reference policy when the rewards are KL-shaped."""
-        return self.capabilities.merge(Capabilities(needs_ref_logprobs=self.kl_coef > 0.0))
+    def declared_reads(self) -> tuple[Read, ...]:
+        """Token rewards; log-probabilities of the old and the reference policy too, when the rewards are KL-shaped."""
+        shaped = map(read, ("old_logprobs", "ref_logprobs") if self.kl_coef > 0.0 else ())
+        return (*super().declared_reads(), *shaped)
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Returns before whitening, shaped like the mask. Scope: sequence.

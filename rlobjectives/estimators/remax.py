@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
+from rlobjectives.columns import Read, read
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.maths.returns import lambda_returns
 from rlobjectives.maths.reward_sum import combined_greedy
 from rlobjectives.maths.shaping import sequence_rewards, shaped_token_rewards
-from rlobjectives.maths.token_rewards import token_rewards
+from rlobjectives.maths.token_rewards import AT_TOKENS, token_rewards
 from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 
@@ -62,6 +63,7 @@ class ReMax(RewardWeights, Normalized):
 
     refuses: ClassVar[frozenset[str]] = frozenset({"unscored_sequences"})
     capabilities: ClassVar[Capabilities] = Capabilities(supports_context_parallel=False)
+    reads = ("greedy_rewards", *AT_TOKENS)
     token_level: ClassVar[bool] = True
     sums_rewards: ClassVar[bool] = True
 
@@ -75,9 +77,10 @@ class ReMax(RewardWeights, Normalized):
         """Whether every token of a sequence has the same advantage, which is whitened."""
         return self.normalize == "window" and self.kl_coef == 0.0
 
-    def required(self) -> Capabilities:
-        """A reference policy when the rewards are KL-shaped."""
-        return self.capabilities.merge(Capabilities(needs_ref_logprobs=self.kl_coef > 0.0))
+    def declared_reads(self) -> tuple[Read, ...]:
+        """Token rewards; log-probabilities of the old and the reference policy too, when the rewards are KL-shaped."""
+        shaped = map(read, ("old_logprobs", "ref_logprobs") if self.kl_coef > 0.0 else ())
+        return (*super().declared_reads(), *shaped)
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Advantages, shaped like the mask; ``[*tokens, 2]`` where sums of several rewards will be whitened.

@@ -12,7 +12,7 @@ from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.maths.returns import Credit, final_rewards, lambda_returns
 from rlobjectives.maths.shaping import sequence_rewards
-from rlobjectives.maths.token_rewards import token_rewards
+from rlobjectives.maths.token_rewards import AT_THE_END, AT_TOKENS, token_rewards
 from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
 
@@ -62,7 +62,8 @@ class TDLambda(RewardWeights, Normalized):
     """
 
     refuses: ClassVar[frozenset[str]] = frozenset({"unscored_sequences"})
-    capabilities: ClassVar[Capabilities] = Capabilities(needs_critic=True, supports_context_parallel=False)
+    capabilities: ClassVar[Capabilities] = Capabilities(supports_context_parallel=False)
+    reads = ("values", *AT_TOKENS, *AT_THE_END)
     token_level: ClassVar[bool] = True
 
     discount: float = option(1.0, low=0, high=1)

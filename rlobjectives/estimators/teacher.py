@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rlobjectives.capabilities import Capabilities
 from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.rollouts import Rollouts
 
@@ -50,7 +49,7 @@ class TeacherSignal(Normalized):
         tensor([[-0.0500]])
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(needs_teacher=True)
+    reads = ("old_logprobs", "teacher_logprobs")
     token_level: ClassVar[bool] = True
 
     coef: float = 1.0

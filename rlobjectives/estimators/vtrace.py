@@ -12,7 +12,7 @@ from rlobjectives.estimators.normalized import Normalized
 from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.maths.returns import Credit, final_rewards
 from rlobjectives.maths.shaping import sequence_rewards
-from rlobjectives.maths.token_rewards import token_rewards
+from rlobjectives.maths.token_rewards import AT_THE_END, AT_TOKENS, token_rewards
 from rlobjectives.maths.vtrace import vtrace_returns
 from rlobjectives.options import option
 from rlobjectives.rollouts import Rollouts
@@ -66,11 +66,10 @@ class VTrace(RewardWeights, Normalized):
 
     refuses: ClassVar[frozenset[str]] = frozenset({"unscored_sequences"})
     capabilities: ClassVar[Capabilities] = Capabilities(
-        needs_critic=True,
-        needs_behavior_logprobs=True,
         requires_sampled_distribution=True,
         supports_context_parallel=False,
     )
+    reads = ("values", "old_logprobs", "behavior_logprobs", *AT_TOKENS, *AT_THE_END)
     token_level: ClassVar[bool] = True
 
     discount: float = option(1.0, low=0, high=1)

@@ -74,13 +74,12 @@ class DecoupledClip(PolicyLoss):
         the weight at 5 or drops the tokens beyond it (denominator: the original count).
 
     Example:
-        >>> DecoupledClip(behavior_cap=5.0).required().needs_behavior_logprobs
-        True
+        >>> DecoupledClip(behavior_cap=5.0).reads
+        ('behavior_logprobs',)
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        needs_behavior_logprobs=True, requires_sampled_distribution=True
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities(requires_sampled_distribution=True)
+    reads = ("behavior_logprobs",)
     metrics: ClassVar[Mapping[str, Metric]] = {
         **RATIO_METRICS,
         **CLIP_METRICS,

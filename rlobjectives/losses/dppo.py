@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
+from rlobjectives.columns import Read, read
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.losses.base import PolicyLoss
 from rlobjectives.masking import select
@@ -128,9 +129,9 @@ class DPPO(PolicyLoss):
         low = THRESHOLDS[self.divergence] if self.clip_low is None else self.clip_low
         return low, low if self.clip_high is None else self.clip_high
 
-    def required(self) -> Capabilities:
+    def declared_reads(self) -> tuple[Read, ...]:
         """The sampler's log-probabilities, when the region is around them."""
-        return self.capabilities.merge(Capabilities(needs_behavior_logprobs=self.base == "behavior"))
+        return (read("behavior_logprobs"),) if self.base == "behavior" else ()
 
     def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
         """Loss, slope and metrics of each token."""

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from rlobjectives.capabilities import Capabilities
+from rlobjectives.columns import Read, read
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.losses.base import PolicyLoss
 from rlobjectives.maths.ratio_metrics import RATIO_METRICS, ratio_metrics
@@ -61,9 +61,9 @@ class DRO(PolicyLoss):
     coef: float = option(0.1, low=0, open_low=True)
     base: Literal["old", "behavior"] = "old"
 
-    def required(self) -> Capabilities:
+    def declared_reads(self) -> tuple[Read, ...]:
         """The sampler's log-probabilities, when the leash is tied to them."""
-        return self.capabilities.merge(Capabilities(needs_behavior_logprobs=self.base == "behavior"))
+        return (read("behavior_logprobs"),) if self.base == "behavior" else ()
 
     def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
         """Loss, slope and ratio metrics of each token."""

@@ -126,7 +126,7 @@ class M2PO(PolicyLoss):
     def required(self) -> Capabilities:
         """A pass before the losses in step scope, and wherever denominators follow from it."""
         step = self.scope == "step"
-        return Capabilities(
+        return Capabilities(  # it reads what every loss does
             requires_sampled_distribution=True,
             needs_prepass=step or self.shrinks_denominator,
             depends_on_cut=not step,

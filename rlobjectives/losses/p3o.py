@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
+from rlobjectives.columns import Read, read
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses.base import PolicyLoss
@@ -175,13 +176,18 @@ class P3O(PolicyLoss):
     def required(self) -> Capabilities:
         """A pass before the losses in step scope; an exchange inside the loss otherwise."""
         step = self.ess_scope == "step"
-        return Capabilities(
-            needs_behavior_logprobs=True,
+        own = Capabilities(
             requires_sampled_distribution=True,
             needs_prepass=step,
             depends_on_cut=self.ess_scope == "micro_batch",
             communicates_in_loss=not step,
         )
+        return super().required().merge(own)
+
+    def declared_reads(self) -> tuple[Read, ...]:
+        """The sampler's log-probabilities; the divergence from them, when it is exact."""
+        exact = (read("behavior_kl"),) if self.kl_mode == "exact" else ()
+        return (read("behavior_logprobs"), *exact)
 
     def declared_statistics(self) -> Mapping[str, type[Stat]]:
         """The window's weights, in step scope."""
@@ -189,7 +195,7 @@ class P3O(PolicyLoss):
 
     def violations(self, facts: TrainerFacts) -> Iterable[str]:
         """A critic and a correction of the trainer's own are refused."""
-        if facts.has_critic:
+        if facts.gives("values"):
             yield _NO_CRITIC
         if facts.importance_correction:
             yield _NO_CORRECTION.format("the trainer's own importance weights")
@@ -198,9 +204,10 @@ class P3O(PolicyLoss):
         """A sequence mask, a critic and a teacher are refused; a correction refuses by itself."""
         if "off_policy_mask" in parts:
             yield _NO_CORRECTION.format(type(parts["off_policy_mask"]).__name__)
-        if any(part.required().needs_critic for part in parts.values()):
+        columns = {name for part in parts.values() for name in part.required().reads}
+        if "values" in columns:
             yield _NO_CRITIC
-        if any(part.required().needs_teacher for part in parts.values()):
+        if not columns.isdisjoint(("teacher_logprobs", "teacher_divergence")):
             yield _NO_TEACHER
 
     def statistics(self, tokens: TokenBatch, context: WindowContext) -> dict[str, Stat]:

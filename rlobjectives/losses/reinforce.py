@@ -9,6 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
+from rlobjectives.columns import Read, read
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.losses.base import PolicyLoss
 from rlobjectives.maths.ratio_metrics import RATIO_METRICS, WEIGHT_METRICS, ratio_metrics
@@ -65,11 +66,12 @@ class Reinforce(PolicyLoss):
         """Fresh samples without a weight; the distribution that sampled with one."""
         if self.weight == "none":
             return Capabilities(requires_on_policy=True)
-        return Capabilities(
-            requires_sampled_distribution=True,
-            needs_behavior_logprobs=self.base == "behavior",
-            communicates_in_loss=self.weight == "sequence",
-        )
+        own = Capabilities(requires_sampled_distribution=True, communicates_in_loss=self.weight == "sequence")
+        return super().required().merge(own)
+
+    def declared_reads(self) -> tuple[Read, ...]:
+        """The sampler's log-probabilities, when the weight is taken against them."""
+        return (read("behavior_logprobs"),) if self.weight != "none" and self.base == "behavior" else ()
 
     def declared_metrics(self) -> Mapping[str, Metric]:
         """Those of the ratio, where there is one."""

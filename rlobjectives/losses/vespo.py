@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
+from rlobjectives.columns import Read, read
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.losses.base import PolicyLoss
 from rlobjectives.maths.ratio_metrics import RATIO_METRICS, ratio_metrics
@@ -73,8 +74,8 @@ class VESPO(PolicyLoss):
         it is an error. TRL truncates the sampler's ratio before folding it in.
 
     Example:
-        >>> VESPO(base="behavior").required().needs_behavior_logprobs
-        True
+        >>> [one.column.name for one in VESPO(base="behavior").declared_reads()]
+        ['behavior_logprobs']
     """
 
     straight_through = True
@@ -92,9 +93,9 @@ class VESPO(PolicyLoss):
     rate_negative: float = option(2.0, low=0, open_low=True)
     base: Literal["old", "behavior"] = "old"
 
-    def required(self) -> Capabilities:
+    def declared_reads(self) -> tuple[Read, ...]:
         """The sampler's log-probabilities, when the ratio is taken against them."""
-        return self.capabilities.merge(Capabilities(needs_behavior_logprobs=self.base == "behavior"))
+        return (read("behavior_logprobs"),) if self.base == "behavior" else ()
 
     def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
         """Loss, slope and metrics of each token."""

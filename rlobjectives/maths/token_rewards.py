@@ -5,13 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlobjectives.columns import read
 from rlobjectives.errors import CapabilityError
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.maths.sessions import Trajectories
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.scores import stray_rewards
 
-__all__ = ["token_rewards"]
+__all__ = ["AT_THE_END", "AT_TOKENS", "token_rewards"]
+
+AT_TOKENS = (read("token_rewards", required=False),)
+"""What an estimator reads that credits rewards given at tokens."""
+AT_THE_END = (read("truncated", required=False), read("bootstrap_values", required=False))
+"""What one reads that asks what would have followed a truncated sequence."""
 
 
 def token_rewards(

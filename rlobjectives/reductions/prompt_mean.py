@@ -41,6 +41,7 @@ class PromptMean(LossReduction):
     averages: ClassVar[bool] = True
     window_statistics: ClassVar[Mapping[str, type[Stat]]] = {"prompts": Sum}
     follows_mask: ClassVar[bool] = False
+    reads = ("prompt_tokens", "prompt_sequences")
 
     def statistics(self, layout: TokenLayout) -> dict[str, Stat]:
         """Each sequence is its share of a prompt, so that any cut counts every prompt once."""

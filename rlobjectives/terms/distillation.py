@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from rlobjectives.capabilities import Capabilities
+from rlobjectives.columns import Read, read
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.masking import select
 from rlobjectives.options import option
@@ -70,11 +70,10 @@ class ReverseKLDistillation(Distillation, AdvantageShaping):
         prime-rl drops tokens whose probability fell by more than 0.2.
 
     Example:
-        >>> ReverseKLDistillation(coef=0.5).required().needs_teacher
-        True
+        >>> ReverseKLDistillation(coef=0.5).declared_reads()[0].column.name
+        'teacher_logprobs'
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(needs_teacher=True)
     metrics: ClassVar[Mapping[str, Metric]] = {
         "distillation/reverse_kl": Metric(Mean, "nats/token", "log-ratio of the policy to the teacher"),
     }
@@ -83,9 +82,9 @@ class ReverseKLDistillation(Distillation, AdvantageShaping):
     replace: bool = False
     missing: Literal["error", "skip"] = "error"
 
-    def tolerates(self) -> tuple[str, ...]:
-        """The teacher's log-probabilities, when missing ones are skipped."""
-        return ("teacher_logprobs",) if self.missing == "skip" else ()
+    def declared_reads(self) -> tuple[Read, ...]:
+        """The teacher's log-probabilities, of which some may be missing if those are skipped."""
+        return (read("teacher_logprobs", unknown=self.missing == "skip"),)
 
     def shape(self, tokens: TokenBatch) -> tuple[TokenBatch, dict[str, Stat]]:
         """Advantages with the teacher's term, in the estimator's precision."""
@@ -123,7 +122,6 @@ class DivergenceDistillation(Distillation, TokenTerm):
         0.1
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(needs_teacher=True)
     metrics: ClassVar[Mapping[str, Metric]] = {
         "distillation/divergence": Metric(Mean, "nats/token", "divergence of the policy from the teacher"),
     }
@@ -131,9 +129,9 @@ class DivergenceDistillation(Distillation, TokenTerm):
     coef: float = option(1.0, low=0)
     missing: Literal["error", "skip"] = "error"
 
-    def tolerates(self) -> tuple[str, ...]:
-        """The divergence, when missing ones are skipped."""
-        return ("teacher_divergence",) if self.missing == "skip" else ()
+    def declared_reads(self) -> tuple[Read, ...]:
+        """The divergence, of which some may be missing if those are skipped."""
+        return (read("teacher_divergence", unknown=self.missing == "skip"),)
 
     def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
         """Weighted divergence; its slope is in the divergence column alone."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 
 from rlobjectives._moved import moved_names
-from rlobjectives.capabilities import Capabilities, TrainerFacts
+from rlobjectives.columns import Read, read
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.masking import select
@@ -67,8 +67,8 @@ class KLPenalty(TokenTerm):
         gradient is left once ``x < −2.6``.
 
     Example:
-        >>> KLPenalty(coef=0.04).required().needs_ref_logprobs
-        True
+        >>> KLPenalty(coef=0.04).declared_reads()[0].column.name
+        'ref_logprobs'
     """
 
     metrics: ClassVar[Mapping[str, Metric]] = REFERENCE_METRICS
@@ -92,17 +92,9 @@ class KLPenalty(TokenTerm):
         """With k1+ and k3+."""
         return self.estimator.endswith("+")
 
-    def required(self) -> Capabilities:
+    def declared_reads(self) -> tuple[Read, ...]:
         """The reference's log-probabilities, unless the whole divergence comes with the tokens."""
-        return Capabilities(needs_ref_logprobs=self.estimator != "full")
-
-    def violations(self, facts: TrainerFacts) -> Iterable[str]:
-        """The exact divergence needs the reference's logits."""
-        if self.estimator == "full" and facts.has_reference is False:
-            yield (
-                "it needs the reference policy's logits for the exact divergence; the trainer has none. Keep "
-                "a frozen reference, or choose an objective without."
-            )
+        return (read("ref_kl" if self.estimator == "full" else "ref_logprobs"),)
 
     def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
         """Weighted penalty, its slope, and the unweighted metric."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlobjectives.capabilities import Capabilities
+from rlobjectives.columns import Read, read
 from rlobjectives.component import Metric, WindowContext
 from rlobjectives.errors import MissingColumnError
 from rlobjectives.layouts import TokenLayout
@@ -106,11 +106,10 @@ class ClippedValueLoss(TokenTerm):
         xtuner, not in slime: ``coef=2`` gives theirs. slime counts ``|V − Vᵒˡᵈ| > c`` as clipped.
 
     Example:
-        >>> ClippedValueLoss(clip=0.2).required().needs_critic
-        True
+        >>> [one.column.name for one in ClippedValueLoss(clip=0.2).declared_reads()]
+        ['values', 'returns', 'old_values']
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(needs_critic=True)
     metrics: ClassVar[Mapping[str, Metric]] = {
         "value/clip_fraction": Metric(
             Mean, "fraction", "tokens whose clipped value loss is active (no gradient)"
@@ -121,6 +120,11 @@ class ClippedValueLoss(TokenTerm):
     coef: float = option(1.0, low=0)
     clip: float | None = option(0.2, low=0, open_low=True)
     huber_delta: float | None = option(None, low=0, open_low=True)
+
+    def declared_reads(self) -> tuple[Read, ...]:
+        """Values and their targets; the old values where changes of them are clipped."""
+        names = ("values", "returns") if self.clip is None else ("values", "returns", "old_values")
+        return tuple(map(read, names))
 
     def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
         """The critic's loss of each token; its slope is in ``tokens.values``, none in the log-probabilities."""

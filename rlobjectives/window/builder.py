@@ -15,6 +15,7 @@ from rlobjectives.distributed.ending import ends_together
 from rlobjectives.distributed.synchronize import Fault, exchange
 from rlobjectives.errors import WindowError
 from rlobjectives.estimators.base import Estimator
+from rlobjectives.estimators.function import FunctionEstimator
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts, check_rollouts
 from rlobjectives.statistics import Stat, Sum, fold
@@ -23,6 +24,7 @@ from rlobjectives.tokens import TokenBatch, check_tokens
 from rlobjectives.window.micro_batches import (
     COUNTS,
     check_estimate,
+    check_read,
     collect,
     column_faults,
     count_statistics,
@@ -52,7 +54,7 @@ class WindowBuilder:
         self.communicator = communicator
         self._micro_batches: list[tuple[Tensor, TokenLayout]] = []
         self._prepass: list[TokenBatch] = []
-        self._fault = Fault()
+        self._fault = Fault(columns=objective.own_columns)
         self._frozen = False
 
     def guard(self) -> AbstractContextManager[None]:
@@ -66,6 +68,8 @@ class WindowBuilder:
         """The estimator's raw advantages; on failure zeros, and `freeze` raises on all ranks."""
         check_rollouts(rollouts)
         with self.guard():
+            if not isinstance(self.objective.estimator, FunctionEstimator):  # which may read anything
+                check_read(rollouts.extra, self.objective.estimator_reads(), self.objective.name)
             return self.objective.estimator.estimate(rollouts)
         return torch.zeros(rollouts.num_sequences, dtype=torch.float64, device=rollouts.rewards.device)
 
@@ -98,8 +102,9 @@ class WindowBuilder:
                     f"{len(self._micro_batches)} were added. Call add, then add_prepass, for each in turn."
                 )
             check_tokens(tokens)
+            check_read(tokens.extra, self.objective.reads(), self.objective.name)
             for name in dict.fromkeys((*LOGPROBS, *self.objective.columns())):
-                column: Tensor | None = getattr(tokens, name)
+                column = tokens.get(name)
                 if column is not None:
                     mask = readable(self.objective, tokens, name)
                     self._count_faults(len(self._prepass), name, column, mask)

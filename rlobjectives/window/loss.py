@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from rlobjectives.checks import check_choice, nonfinite_count
+from rlobjectives.columns import COLUMNS
 from rlobjectives.component import WindowContext
 from rlobjectives.masking import count, select
 from rlobjectives.metrics.advantages import advantage_metrics
 from rlobjectives.statistics import Mean, Stat, Sum, fold
 from rlobjectives.terms.kl import reference_metrics
 from rlobjectives.token_parts import TokenLoss, reading
-from rlobjectives.tokens import WITH_GRADIENT, TokenBatch
+from rlobjectives.tokens import TokenBatch
 from rlobjectives.window.gradients import with_gradients
 from rlobjectives.window.micro_batches import column_faults, readable
 from rlobjectives.window.parts import OpenWindow
@@ -23,7 +24,6 @@ from rlobjectives.window.summary import ObjectiveOutput
 __all__ = ["window_loss"]
 
 _LOSS_NAMES = {"policy_loss": "policy"}
-_MORE_SLOPES = tuple(name for name in WITH_GRADIENT if name != "logprobs")
 
 
 def window_loss(window: OpenWindow, tokens: TokenBatch) -> ObjectiveOutput:
@@ -91,6 +91,9 @@ class _Block:
         self.weights = window.raw_weights(layout, self.context("reduction"), tokens.logprobs.dtype)
         self.value: Tensor | None = None
         self.slopes: dict[str, Tensor] = {}
+        own = (one.column for one in objective.reads().values())
+        known = (one.name for one in (*COLUMNS.values(), *own) if one.gradient and one.name != "logprobs")
+        self.differentiable = tuple(dict.fromkeys(known))
         self._gradients: dict[str, Tensor] | None = None
         for scope, part in objective.token_terms().items():
             with reading(part, self.tokens):
@@ -98,7 +101,7 @@ class _Block:
             layout.check(f"{type(part).__name__} value", found.value)
             layout.check(f"{type(part).__name__} slope", found.slope)
             for column, slope in found.slopes.items():
-                check_choice(f"A key of {type(part).__name__} slopes", column, _MORE_SLOPES)
+                check_choice(f"A key of {type(part).__name__} slopes", column, self.differentiable)
                 layout.check(f"{type(part).__name__} slopes[{column!r}]", slope)
             self.metrics.update(found.metrics)
             if scope == "policy_loss":
@@ -174,7 +177,7 @@ class _Block:
         total = count(mask)
         found: dict[str, tuple[Tensor, Tensor]] = {}
         for name in (*self.window.objective.columns(), "advantages"):
-            column: Tensor | None = getattr(tokens, name)
+            column = tokens.get(name)
             if column is not None:
                 where = readable(self.window.objective, tokens, name)
                 found |= column_faults(name, column, where, total if where is mask else None)

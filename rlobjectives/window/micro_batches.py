@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import LOGPROBS, check_tensor, logprob_excess, nonfinite_count
+from rlobjectives.checks import LOGPROBS, check_tensor, logprob_excess, nonfinite_count, suggestion
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.distributed.faults import ABOVE
-from rlobjectives.errors import ShapeError, WindowError
+from rlobjectives.errors import MissingColumnError, ShapeError, WindowError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
@@ -52,6 +52,16 @@ def check_estimate(estimator: Estimator, estimate: Tensor, layout: TokenLayout) 
         )
 
 
+def check_read(extra: Collection[str], reads: Collection[str], objective: str) -> None:
+    """Refuse a user's own columns that nothing reads: one was misspelt, or a part does not declare it."""
+    for name in extra:
+        if name not in reads:
+            raise MissingColumnError(
+                f"Nothing in {objective} reads the column {name!r} in extra.{suggestion(name, reads)} Declare it in the reads "
+                "of the part that does, or leave it out."
+            )
+
+
 def own_part(layout: TokenLayout, communicator: Communicator) -> TokenLayout:
     """The layout as this rank may count it."""
     # Under context parallelism nobody may take the tokens at hand for the whole sequence, and one rank counts it.
@@ -75,7 +85,8 @@ def count_statistics(layout: TokenLayout) -> dict[str, Stat]:
 def readable(objective: WindowParts, tokens: TokenBatch, name: str) -> Tensor:
     """Tokens at which a column must be finite."""
     # All counted ones, unless a part takes unknown ones upon itself.
-    known = tokens.known(name) if name in objective.tolerated() else None
+    one = objective.reads().get(name)
+    known = tokens.known(name) if one is not None and one.unknown else None
     return tokens.layout.mask if known is None else tokens.layout.mask & known
 
 

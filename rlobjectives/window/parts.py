@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities
+from rlobjectives.columns import Read
 from rlobjectives.component import WindowContext
 from rlobjectives.corrections.base import PolicyCorrection
 from rlobjectives.distributed.communicator import Communicator
@@ -38,8 +39,11 @@ class WindowParts(Protocol):
     def capabilities(self) -> Capabilities: ...  # noqa: D102
     @property
     def reports_reference(self) -> bool: ...  # noqa: D102
+    @property
+    def own_columns(self) -> tuple[str, ...]: ...  # noqa: D102
     def columns(self) -> tuple[str, ...]: ...  # noqa: D102
-    def tolerated(self) -> frozenset[str]: ...  # noqa: D102
+    def reads(self) -> Mapping[str, Read]: ...  # noqa: D102
+    def estimator_reads(self) -> Mapping[str, Read]: ...  # noqa: D102
 
     def descriptions(self) -> dict[str, str]: ...  # noqa: D102
     def token_terms(self) -> Mapping[str, TokenTerm]: ...  # noqa: D102

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ def summarize(
         added: What the ranks had when the window was frozen, where that is known.
     """
     # A copy: a second call starts where the first did.
-    fault = Fault(fault.error, dict(fault.counts)) if fault else Fault()
+    fault = replace(fault, counts=dict(fault.counts)) if fault else Fault(columns=objective.own_columns)
     given: list[ObjectiveOutput] = []
     with fault.guard():
         given += _outputs(outputs)

@@ -68,7 +68,7 @@ class Window:
         }
         self._empty: bool | None = None
         self._added = added
-        self._fault = Fault()
+        self._fault = Fault(columns=objective.own_columns)
 
     @property
     def empty(self) -> bool:

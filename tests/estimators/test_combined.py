@@ -156,7 +156,7 @@ class TestCombined:
         assert not Combined(estimators=(GRPO(), RLOO())).token_level
         objective = Objective(estimator=both)
         with pytest.raises(CapabilityError, match="whitens advantages itself"):
-            objective.check(TrainerFacts(normalize_advantages=True, has_critic=True))
+            objective.check(TrainerFacts(normalize_advantages=True, offers={"values": True}))
         # A per-sequence statistic cannot be told from the tokens of one context rank.
         assert not Combined(estimators=(GDPO(), TeacherSignal())).required().supports_context_parallel
         assert Combined(estimators=(GRPO(), TeacherSignal())).required().supports_context_parallel

@@ -458,7 +458,7 @@ class TestNormalisation:
 
     @pytest.mark.parametrize("kind", [GAE, TDLambda, VTrace, ReMax, OptimalTokenBaseline, TeacherSignal])
     def test_twice_is_reported(self, kind):
-        facts = TrainerFacts(has_critic=True, normalize_advantages=True)
+        facts = TrainerFacts(offers={"values": True}, normalize_advantages=True)
         with pytest.raises(CapabilityError, match="whitens advantages itself"):
             Objective(estimator=kind(normalize="window")).check(facts)
         Objective(estimator=kind()).check(facts)
@@ -498,9 +498,9 @@ def test_needs_a_critic_and_whole_sequences():
     objective = Objective.named("ppo")
     assert objective.capabilities.needs_critic
     with pytest.raises(CapabilityError, match="critic"):
-        objective.check(TrainerFacts(has_critic=False))
+        objective.check(TrainerFacts(offers={"values": False}))
     with pytest.raises(CapabilityError, match="context parallelism"):
-        objective.check(TrainerFacts(has_critic=True, context_parallel_size=2))
+        objective.check(TrainerFacts(offers={"values": True}, context_parallel_size=2))
     with pytest.raises(MissingColumnError, match="values"):
         GAE().estimate(rollouts_of([[1]], [1.0]))
     with pytest.raises(MissingColumnError, match="layout"):

@@ -168,9 +168,9 @@ class TestReinforcePlusPlusBaseline:
         objective = Objective.named("reinforce_pp_baseline")
         assert objective.kl is not None and objective.kl.estimator == "k2"
         with pytest.raises(CapabilityError, match="at least 2 completions"):
-            objective.check(TrainerFacts(num_generations=1, has_reference=True))
+            objective.check(TrainerFacts(num_generations=1, offers={"ref_logprobs": True}))
         with pytest.raises(CapabilityError, match="normalize_advantages"):
-            objective.check(TrainerFacts(normalize_advantages=True, has_reference=True))
+            objective.check(TrainerFacts(normalize_advantages=True, offers={"ref_logprobs": True}))
         for options in ({"on_singleton": "x"}, {"weights": (math.nan,)}):
             with pytest.raises(CapabilityError):
                 ReinforcePlusPlusBaseline(**options)

@@ -113,7 +113,7 @@ def test_gae_over_a_single_token() -> None:
     values = torch.tensor([[0.25, 0.5, 0.0], [0.0, 0.0, 0.0]])
     estimator = GAE(normalize="window")
     objective = Objective(estimator=estimator)
-    objective.check(TrainerFacts(window_sequences=1, has_critic=True))  # its tokens differ
+    objective.check(TrainerFacts(window_sequences=1, offers={"values": True}))  # its tokens differ
     data = Rollouts(rewards=DATA.rewards, group_ids=DATA.group_ids, layout=DATA.layout, values=values)
     estimate = estimator.estimate(data)[:1]
     objective.freeze([(estimate, ONE)])

@@ -195,9 +195,9 @@ def test_what_they_need():
     with pytest.raises(MissingColumnError, match="values"):
         TDLambda().estimate(rollouts_of([[1]], [1.0]))
     objective = Objective.named("vtrace")
-    objective.check(TrainerFacts(has_critic=True, behavior_logprobs="sampled", max_staleness=4))
+    objective.check(TrainerFacts(offers={"values": True}, behavior_logprobs="sampled", max_staleness=4))
     with pytest.raises(CapabilityError, match="log-probabilities"):
-        objective.check(TrainerFacts(has_critic=True, behavior_logprobs="none"))
+        objective.check(TrainerFacts(offers={"values": True}, behavior_logprobs="none"))
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)

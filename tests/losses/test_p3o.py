@@ -372,7 +372,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("facts", "reason"),
         [
-            (TrainerFacts(has_critic=True), "values of a critic are fitted to stale samples"),
+            (TrainerFacts(offers={"values": True}), "values of a critic are fitted to stale samples"),
             (TrainerFacts(importance_correction=True), "count the same mismatch twice"),
             (TrainerFacts(dropout=0.1), "dropout = 0.1"),
             (TrainerFacts(forward_side_effects=("FP8 scaling factors",)), "also changes FP8 scaling factors"),
@@ -389,7 +389,7 @@ class TestRefusals:
 
     def test_all_at_once(self):
         with pytest.raises(CapabilityError, match="for 3 reasons"):
-            Objective.named("p3o").check(TrainerFacts(dropout=0.1, has_critic=True, top_p=0.5))
+            Objective.named("p3o").check(TrainerFacts(dropout=0.1, offers={"values": True}, top_p=0.5))
 
     def test_recomputed_loss_only_where_the_loss_communicates(self):
         facts = TrainerFacts(recomputes_loss=True, context_parallel_size=2)
@@ -400,7 +400,11 @@ class TestRefusals:
     def test_renormalised_truncation_and_plain_settings_pass(self):
         Objective.named("p3o").check(
             TrainerFacts(
-                top_p=0.9, behavior_logprobs="sampled", dropout=0.0, can_prepass=True, has_critic=False
+                top_p=0.9,
+                behavior_logprobs="sampled",
+                dropout=0.0,
+                can_prepass=True,
+                offers={"values": False},
             )
         )
 

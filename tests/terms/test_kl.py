@@ -126,7 +126,7 @@ def test_full_vocabulary_says_what_it_needs() -> None:
     part = KLPenalty(estimator="full")
     assert not part.required().needs_ref_logprobs
     with pytest.raises(CapabilityError, match="logits"):
-        Objective(estimator=GRPO(), kl=part).check(TrainerFacts(has_reference=False))
+        Objective(estimator=GRPO(), kl=part).check(TrainerFacts(offers={"ref_logprobs": False}))
     tokens = Batch.random([2]).padded()
     with pytest.raises(LookupError, match="ref_kl"):
         part.value_and_slope(tokens, context_of(tokens.layout))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar
 
-from rlobjectives.capabilities import TrainerFacts
 from rlobjectives.checks import check_positive_int
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.combined import several_value_targets
@@ -104,18 +102,10 @@ class CriticMixin(CriticModule, ObjectiveMixin):
         self.critic_epochs = critic_epochs
         self.bootstrap_truncated = bootstrap_truncated
 
-    def trainer_facts(self, datamodule: object | None = None) -> TrainerFacts:
-        """What this trainer offers to the objective: a critic too."""
-        return dataclasses.replace(super().trainer_facts(datamodule), has_critic=True)
-
-    def rollout_columns(self) -> frozenset[str]:
-        """Optional columns of `Rollouts` that estimates may read: values too, and what follows a cut."""
-        beyond = {"truncated", "bootstrap_values"} if self.bootstrap_truncated else set()
-        return super().rollout_columns() | {"values", *beyond}
-
-    def token_columns(self) -> frozenset[str]:
-        """Columns that losses may read: those of the critic too."""
-        return super().token_columns() | {"values", "old_values", "returns"}
+    def offers(self) -> dict[str, bool]:
+        """The columns of the critic too, and what follows a cut where it is asked for."""
+        beyond = ("truncated", "bootstrap_values") if self.bootstrap_truncated else ()
+        return super().offers() | dict.fromkeys(("values", "old_values", "returns", *beyond), True)
 
     def check_objective(self, datamodule: object | None = None) -> None:
         """Compare the objective with what this module offers; a critic that nothing trains or reads is a mismatch.

@@ -5,28 +5,24 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from rlobjectives import tokens
+from rlobjectives.checks import suggestion
 from rlobjectives.errors import MissingColumnError, ShapeError
 from rlobjectives.layouts import PaddedLayout
 from rlobjectives.rollouts import Rollouts
 
-__all__ = ["TOKEN_COLUMNS", "Experience"]
+__all__ = ["COLUMNS", "TOKEN_COLUMNS", "Experience"]
 
-TOKEN_COLUMNS = (
-    "input_ids",
-    "attention_mask",
-    "behavior_logprobs",
-    "old_logprobs",
-    "ref_logprobs",
-    "teacher_logprobs",
-    "entropy",
-    "values",
-    "returns",
-)
+_FOUND_LATER = ("logprobs", "advantages", "old_values", "behavior_kl", "ref_kl", "teacher_divergence")
+COLUMNS = tuple(name for name in tokens.COLUMNS if name not in _FOUND_LATER)
+"""Columns of losses that a rollout may come with, or be given before its first update."""
+TOKEN_COLUMNS = ("input_ids", "attention_mask", *COLUMNS)
+"""Everything in an `Experience` that is shaped like its mask, but for `Experience.extra`."""
 
 
 class Experience:
@@ -44,17 +40,13 @@ class Experience:
         attention_mask: Bool or integer ``[n, t]``, non-zero on real tokens.
         layout: Padded layout ``[n, t]``; its mask is True on the action tokens, those that carry loss.
         rollouts: Rewards and groups of the ``n`` sequences. None in a micro-batch: estimates need whole groups.
-        behavior_logprobs: Log-probability of each token under the policy that sampled it, as the sampler saw it.
-        old_logprobs: The same under the policy at the start of this round of updates. None lets the trainer find
-            them.
-        ref_logprobs: The same under the frozen reference policy.
-        teacher_logprobs: The same under a teacher.
-        entropy: Entropy of the policy at each token at the start of this round of updates, in nats; the trainer fills
-            it in where an objective reads it before its losses.
-        values: Values of the state before each token from the critic that the rollout is judged with, in reward units.
-            None lets the trainer find them, if it has a critic.
-        returns: What the critic learns to predict, in reward units; the trainer fills it in from the estimator.
-        extra: What else the module's `score` reads: tensors or lists with one entry a sequence in dimension 0.
+        columns: Columns of `TokenBatch`, by name. Log-probabilities of the policy that sampled (``behavior_logprobs``), as
+            the sampler saw it, and of a reference or a teacher are the rollout's to give. What is left out and read,
+            the trainer finds: ``old_logprobs``, under the policy at the start of this round of updates; ``entropy`` there,
+            where an objective reads it before its losses; ``values`` of the critic that the rollout is judged with, if
+            there is one; and ``returns``, from the estimator.
+        extra: What else the module's `score` reads, and columns of your own that a part reads (`Column`): tensors or lists
+            with one entry per sequence in dimension 0.
 
     Raises:
         ShapeError: If a column, the layout or the rollouts do not describe the same sequences, or position 0
@@ -77,27 +69,21 @@ class Experience:
         attention_mask: Tensor,
         layout: PaddedLayout,
         rollouts: Rollouts | None = None,
-        behavior_logprobs: Tensor | None = None,
-        old_logprobs: Tensor | None = None,
-        ref_logprobs: Tensor | None = None,
-        teacher_logprobs: Tensor | None = None,
-        entropy: Tensor | None = None,
-        values: Tensor | None = None,
-        returns: Tensor | None = None,
         extra: Mapping[str, Any] | None = None,
+        **columns: Tensor | None,
     ) -> None:
         self.input_ids = input_ids
         self.attention_mask = attention_mask
         self.layout = layout
         self.rollouts = rollouts
-        self.behavior_logprobs = behavior_logprobs
-        self.old_logprobs = old_logprobs
-        self.ref_logprobs = ref_logprobs
-        self.teacher_logprobs = teacher_logprobs
-        self.entropy = entropy
-        self.values = values
-        self.returns = returns
         self.extra = dict(extra or {})
+        for name in columns:
+            if name not in COLUMNS:
+                raise MissingColumnError(
+                    f"Experience has no column {name!r}.{suggestion(name, COLUMNS)} A column of your own goes into extra."
+                )
+        for name in COLUMNS:
+            setattr(self, name, columns.get(name))
         self._check_shapes()
         # Read from the device once, here at the data boundary; copies are made without looking again.
         if self.layout.shape[1] and bool(self.layout.mask[:, 0].any()):
@@ -105,6 +91,11 @@ class Experience:
                 "experience.layout.mask is True at position 0, whose token has no prefix and so no log-probability. "
                 "Columns are aligned with input_ids: the mask is True at the action tokens themselves."
             )
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Tensor | None: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def _check_shapes(self) -> None:
         for name in TOKEN_COLUMNS:

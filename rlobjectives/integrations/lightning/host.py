@@ -37,7 +37,6 @@ class TrainedModule(_Base):
     seed: int | None
     rollouts_done: int
     unfinished: Any
-    estimator_reads: Any
     unfinished_here: Any
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar
 
-from rlobjectives.capabilities import TrainerFacts, check
+from rlobjectives.capabilities import TrainerFacts
 from rlobjectives.checks import check_number, check_positive_int, check_seed
 from rlobjectives.distributed import Communicator, check_agreement, ends_together
 from rlobjectives.errors import CapabilityError
@@ -22,7 +22,6 @@ from rlobjectives.integrations.lightning.randomness import base_seed, derive_see
 from rlobjectives.integrations.lightning.resuming import ResumableRollouts
 from rlobjectives.integrations.lightning.rollout_round import Round
 from rlobjectives.integrations.lightning.termination import Termination
-from rlobjectives.integrations.probe import ROLLOUT_COLUMNS, missing_columns, reads_column
 from rlobjectives.objective import Objective
 
 __all__ = ["ObjectiveMixin"]
@@ -136,7 +135,6 @@ class ObjectiveMixin(ResumableRollouts):
         self._empty_rollouts = 0
         self._engine: Engine | None = None
         self._termination: Termination | None = None
-        self._reads: dict[tuple[str, str], bool] = {}
 
     def trainer_facts(self, datamodule: object | None = None) -> TrainerFacts:
         """What this trainer offers to the objective; extend it with `dataclasses.replace`.
@@ -150,8 +148,7 @@ class ObjectiveMixin(ResumableRollouts):
             max_staleness=0,
             normalize_advantages=self.normalize_advantages,
             can_prepass=True,
-            # Without a value loss the experience may bring values, which is not known here.
-            has_critic=None if self.objective.value_loss is None else False,
+            offers=self.offers(),
             old_logprobs="recomputed",
             dropout=0.0 if self.disable_dropout else largest_dropout(self),
             whole_groups_per_window=True,
@@ -159,21 +156,23 @@ class ObjectiveMixin(ResumableRollouts):
             forward_side_effects=forward_side_effects(self),
         )
 
-    def rollout_columns(self) -> frozenset[str]:
-        """Optional columns of `Rollouts` that estimates may read; here all, since `rollout` may fill any of them."""
-        return ROLLOUT_COLUMNS
+    def offers(self) -> dict[str, bool]:
+        """Which columns this module gives, and which it cannot; what `rollout` may bring or not is left out.
 
-    def token_columns(self) -> frozenset[str]:
-        """Columns of `TokenBatch` that losses may read, besides log-probabilities and advantages.
-
-        What `score` and `Experience` may give: neither divergences over the vocabulary, nor values of a critic.
+        No divergences over the vocabulary, and for a value loss no values: those are a `CriticMixin`'s.
         """
-        return frozenset({"old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs", "entropy"})
+        absent = (
+            "behavior_kl",
+            "ref_kl",
+            "teacher_divergence",
+            *(("values",) if self.objective.value_loss else ()),
+        )
+        return dict.fromkeys(absent, False)
 
     # What the mixin does.
 
     def check_objective(self, datamodule: object | None = None) -> None:
-        """Compare the objective with what this module and its data offer, and run it over made-up numbers.
+        """Compare the objective with what this module and its data offer.
 
         Runs at set-up, and may be called before, as the command line does, since it needs no model.
 
@@ -185,31 +184,15 @@ class ObjectiveMixin(ResumableRollouts):
                 f"{type(self).__name__} overrides forward, which ObjectiveMixin needs to reach score() through the "
                 "strategy. Give that method another name, and list ObjectiveMixin before LightningModule."
             )
+        for old in ("rollout_columns", "token_columns"):
+            if hasattr(self, old):
+                raise CapabilityError(
+                    f"{type(self).__name__}.{old} is not asked any more. Override offers(), which says for each column "
+                    "whether the module gives it."
+                )
         facts = self.trainer_facts(datamodule)
         self.objective.check(facts)
         check_normalized(self, getattr(datamodule, "prompts_per_step", None), facts.num_generations)
-        needs = self.objective.capabilities
-        missing = missing_columns(
-            self.objective,
-            self._reward_names(),
-            facts.num_generations or max(2, needs.min_group_size),
-            rollout_columns=self.rollout_columns(),
-            token_columns=self.token_columns(),
-        )
-        check(self.objective.name, needs, TrainerFacts(), missing)
-
-    def estimator_reads(self, name: str) -> bool:
-        """Whether the estimator cannot do without an optional column of `Rollouts`."""
-        estimator = self.objective.estimator
-        key = (repr(estimator), name)
-        if key not in self._reads:
-            group = max(2, self.objective.capabilities.min_group_size)
-            self._reads[key] = reads_column(estimator, name, self._reward_names(), group)
-        return self._reads[key]
-
-    def _reward_names(self) -> tuple[str, ...] | None:
-        """Names of the rewards; None where only the data tell."""
-        return None
 
     def forward(self, micro_batch: Experience, method: str = "score") -> Any:
         """`score`, or another scoring method, reached through the strategy's wrapper."""

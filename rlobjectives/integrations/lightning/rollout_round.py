@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlobjectives.distributed import Fault, replay
 from rlobjectives.distributed.synchronize import exchange
-from rlobjectives.integrations.lightning.experience import TOKEN_COLUMNS, Experience
+from rlobjectives.integrations.lightning.experience import COLUMNS, TOKEN_COLUMNS, Experience
 from rlobjectives.integrations.lightning.normalization import estimate_moments, normalized_estimate
 from rlobjectives.integrations.lightning.plan import Plan, Turn, plan_updates
 from rlobjectives.integrations.lightning.randomness import derive_seed
@@ -191,9 +191,7 @@ class Round:
     @property
     def _estimates_from_logprobs(self) -> bool:
         """Whether the estimator reads old log-probabilities: for KL-shaped rewards, or importance weights."""
-        needs = self.objective.estimator.required()
-        reads = needs.needs_ref_logprobs or needs.needs_behavior_logprobs
-        return reads or self.module.estimator_reads("old_logprobs")
+        return "old_logprobs" in self.objective.estimator_reads()
 
     @property
     def _scores_first(self) -> bool:
@@ -202,21 +200,13 @@ class Round:
 
     def _rollouts(self, experience: Experience) -> Rollouts:
         """The rollouts with the experience's layout and columns, for estimators that look at tokens."""
-        rollouts, needs = experience.need_rollouts(), self.objective.estimator.required()
-        wanted = {
-            "values": True,
-            "old_logprobs": self._estimates_from_logprobs,
-            "ref_logprobs": needs.needs_ref_logprobs,
-            "behavior_logprobs": needs.needs_behavior_logprobs,
-            "teacher_logprobs": needs.needs_teacher,
-        }
-        columns = {name: getattr(experience, name) for name, reads in wanted.items() if reads}
-        columns["layout"] = experience.layout
-        lacking = {
-            name: column
-            for name, column in columns.items()
-            if column is not None and getattr(rollouts, name) is None
-        }
+        rollouts, reads = experience.need_rollouts(), self.objective.estimator_reads()
+        names = ["layout", "values", *(name for name in reads if name in COLUMNS)]
+        given = {name: getattr(experience, name) for name in names if getattr(rollouts, name, self) is None}
+        lacking = {name: column for name, column in given.items() if column is not None}
+        own = {name: column for name, column in experience.extra.items() if name in reads}
+        if own:
+            lacking["extra"] = {**own, **rollouts.extra}
         return dataclasses.replace(rollouts, **lacking) if lacking else rollouts
 
     # Scoring the whole rollout with the weights it was made with.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlobjectives.distributed import GradientScale, replay
 from rlobjectives.distributed.synchronize import exchange
-from rlobjectives.integrations.lightning.experience import Experience
+from rlobjectives.integrations.lightning.experience import COLUMNS, Experience
 from rlobjectives.objective import Objective
 from rlobjectives.statistics import Mean, Stat, measured_values
 from rlobjectives.tokens import TokenBatch
@@ -91,6 +91,20 @@ class Updates:
         logprobs, entropy = self.engine.forward(micro_batch)
         return {"logprobs": logprobs, "entropy": entropy}
 
+    def _tokens(self, micro_batch: Experience, columns: Mapping[str, Tensor | None]) -> TokenBatch:
+        """What the losses read: the rollout's columns, and those that a forward has just found."""
+        known = {name: getattr(micro_batch, name) for name in COLUMNS if name in self.objective.columns()}
+        own = {
+            name: micro_batch.extra[name] for name in self.objective.own_columns if name in micro_batch.extra
+        }
+        found = {
+            "entropy": None,
+            "values": None,
+            "old_values": micro_batch.values,
+            **columns,
+        }  # not those of the rollout
+        return TokenBatch(layout=micro_batch.layout, extra=own, **{**known, **found})
+
     def _backward(self, loss: Tensor) -> None:
         self.engine.backward(loss)
 
@@ -132,7 +146,7 @@ class Updates:
         for (micro_batch, rows), columns in zip(micro_batches, scored, strict=False):
             builder.add(estimate=rows, layout=micro_batch.layout)
             if columns:
-                builder.add_prepass(_tokens(micro_batch, columns))
+                builder.add_prepass(self._tokens(micro_batch, columns))
         return builder.freeze()
 
     def _frozen(self, micro_batch: Experience) -> dict[str, Tensor | None]:
@@ -166,7 +180,7 @@ class Updates:
             found = self._columns(micro_batch)
             columns = {**found, "advantages": advantages}
             # A wrong shape from the module's forward, too, leaves a zero for this rank's backward to carry.
-            output = window.shared(lambda: window.loss(_tokens(micro_batch, columns)), found)
+            output = window.shared(lambda: window.loss(self._tokens(micro_batch, columns)), found)
             self._backward(output.loss * self.scale.factor)
         return output
 
@@ -231,16 +245,3 @@ def _positions(plan: list[list[int]], experience: Experience) -> Iterator[tuple[
             torch.as_tensor(rows, dtype=torch.long, device=experience.device),
         )
         start += len(rows)
-
-
-def _tokens(micro_batch: Experience, columns: Mapping[str, Tensor | None]) -> TokenBatch:
-    """What the losses read: the rollout's columns, and those that a forward has just found."""
-    known: dict[str, Tensor | None] = {
-        "old_logprobs": micro_batch.old_logprobs,
-        "behavior_logprobs": micro_batch.behavior_logprobs,
-        "ref_logprobs": micro_batch.ref_logprobs,
-        "teacher_logprobs": micro_batch.teacher_logprobs,
-        "old_values": micro_batch.values,
-        "returns": micro_batch.returns,
-    }
-    return TokenBatch(layout=micro_batch.layout, **{**known, **columns})  # type: ignore[arg-type]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from rlobjectives._moved import moved_names
+from rlobjectives.checks import shown
+from rlobjectives.columns import COLUMNS, Read, merged
 from rlobjectives.errors import CapabilityError
 from rlobjectives.layouts import PaddedLayout
+from rlobjectives.objective import Objective
 from rlobjectives.tokens import TokenBatch
 
 if TYPE_CHECKING:
@@ -20,13 +25,15 @@ __all__ = [
     "GENERATED_AT",
     "GROUP",
     "KEPT",
+    "MADE",
     "SAMPLED",
-    "TEACHER",
+    "brought",
+    "brought_column",
     "forward",
     "image_columns",
+    "key",
+    "not_brought",
     "scoring_parameters",
-    "silent_teacher",
-    "teacher_column",
     "token_batch",
     "token_layout",
 ]
@@ -40,8 +47,17 @@ SAMPLED = "rlobjectives_sampled_logps"
 GENERATED_AT = "rlobjectives_generated_at"
 """Optimizer step at which the batch was sampled: 0-d int64."""
 
-TEACHER = "teacher_logprobs"
-"""A teacher's log-probabilities, from the user's ``rollout_func``: ``[B, T]``."""
+MADE = [
+    "logprobs",
+    "old_logprobs",
+    "advantages",
+    "behavior_logprobs",
+    "ref_logprobs",
+    "entropy",
+    "prompt_tokens",
+    "prompt_sequences",
+]
+"""Columns that come from TRL's own passes and batches."""
 
 _HOOK = "_get_per_token_logps_and_entropies"
 _HANDLED = {
@@ -139,10 +155,11 @@ def token_batch(
     layout: PaddedLayout,
     logprobs: Tensor,
     *,
+    reads: Iterable[str] = (),
     advantages: Tensor | None = None,
     entropy: Tensor | None = None,
 ) -> TokenBatch:
-    """The columns of one micro-batch.
+    """The columns of one micro-batch, those of ``reads`` among them that a ``rollout_func`` or the data brought.
 
     Without TRL's old log-probabilities the policy has not moved since it sampled, and the ratio is exactly 1.
     The sampler's own log-probabilities are those of vLLM or of a ``rollout_func``; a sampler that is the policy
@@ -153,6 +170,7 @@ def token_batch(
     behavior = next((one for one in (sampler, old, inputs.get(SAMPLED)) if one is not None), None)
     # TRL marks tokens that vLLM gave no log-probability for with NaN.
     known = None if sampler is None else ~torch.isnan(sampler)
+    rest = {name: inputs[key(name)] for name in reads if key(name) in inputs}
     return TokenBatch(
         logprobs=logprobs,
         layout=layout,
@@ -161,31 +179,67 @@ def token_batch(
         behavior_logprobs=behavior,
         behavior_known=known,
         ref_logprobs=inputs.get("ref_per_token_logps"),
-        teacher_logprobs=inputs.get(TEACHER),
         entropy=entropy,
+        extra={name: column for name, column in rest.items() if name not in COLUMNS},
+        **{name: column for name, column in rest.items() if name in COLUMNS},
     )
 
 
-def silent_teacher(inputs: list[dict[str, Any]], completion_ids: list[list[int]]) -> str | None:
-    """What to say where a ``rollout_func`` did not return a teacher's log-probability of every token, or None.
+def brought(objective: Objective) -> dict[str, Read]:
+    """Columns that an objective reads and that are not TRL's to make: a ``rollout_func`` or the data bring them."""
+    reads = merged([*objective.reads().values(), *objective.estimator_reads().values()])
+    return {
+        name: one
+        for name, one in reads.items()
+        if name not in COLUMNS or (name not in MADE and one.required and one.column.per == "token")
+    }
+
+
+def key(name: str) -> str:
+    """Under which a batch holds a column that was brought."""
+    return f"rlobjectives_{name}"
+
+
+def not_brought(
+    inputs: list[dict[str, Any]], completion_ids: list[list[int]], reads: Mapping[str, Read]
+) -> str | None:
+    """What to say where rows lack a column that the objective reads, or have too few of its numbers; or None.
 
     Args:
-        inputs: TRL's rows, into which it has put the further fields of the ``rollout_func``.
+        inputs: TRL's rows: the data's columns, and what the ``rollout_func`` returned beside its own.
         completion_ids: Tokens of each completion.
+        reads: What must be there.
     """
-    for position, (row, ids) in enumerate(zip(inputs, completion_ids, strict=True)):
-        said = row.get(TEACHER)
-        if said is None or len(said) != len(ids):
-            got = "none" if said is None else f"{len(said)} numbers"
-            return (
-                f"the objective reads a teacher, but completion {position} came with {got} for its {len(ids)} tokens. "
-                f'Let rollout_func return "{TEACHER}" beside "logprobs": one list a completion, one number a token, '
-                "in nats and at the sampling temperature."
-            )
+    for name, one in reads.items():
+        for position, (row, ids) in enumerate(zip(inputs, completion_ids, strict=True)):
+            said, token = row.get(name), one.column.per == "token"
+            if said is None and not one.required:
+                continue
+            count = len(said) if isinstance(said, (list, tuple, Tensor)) else None
+            if count != len(ids) if token else not isinstance(said, (int, float)):
+                got = "none" if said is None else shown(said) if count is None else f"{count} numbers"
+                wanted = (
+                    f"one list per completion, one number per token of its {len(ids)}"
+                    if token
+                    else "one number per row"
+                )
+                return (
+                    f"the objective reads {name} ({one.column.meaning or 'a column of your own'}), but completion {position} "
+                    f'came with {got}. Let rollout_func return "{name}" beside "logprobs"'
+                    + ("" if token else ", or give the data that column")
+                    + f": {wanted}."
+                )
     return None
 
 
-def teacher_column(inputs: list[dict[str, Any]]) -> Tensor:
-    """A teacher's log-probabilities as TRL pads columns: float32 ``[B, T]``, 0 behind the end."""
-    rows = [torch.as_tensor(row[TEACHER], dtype=torch.float32) for row in inputs]
-    return pad_sequence(rows, batch_first=True)
+def brought_column(inputs: list[dict[str, Any]], read: Read) -> Tensor | None:
+    """A column as TRL pads them: float32 ``[B, T]``, 0 behind the end; per sequence ``[B]``; None where no row has it."""
+    found = [row.get(read.column.name) for row in inputs]
+    if any(one is None for one in found):
+        return None
+    if read.column.per == "sequence":
+        return torch.tensor(found, dtype=torch.float32)
+    return pad_sequence([torch.as_tensor(one, dtype=torch.float32) for one in found], batch_first=True)
+
+
+__getattr__ = moved_names(__name__)

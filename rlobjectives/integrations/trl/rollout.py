@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlobjectives.columns import COLUMNS
 from rlobjectives.errors import ShapeError
 from rlobjectives.estimators import Estimator
 from rlobjectives.layouts import PaddedLayout
@@ -66,7 +67,7 @@ def global_rollouts(
         num_generations: Sequences of a group; groups lie together in the global order, also across ranks.
         layout: This rank's tokens.
         accelerator: Gathers the masks.
-        columns: Token columns that the estimator reads, of this rank.
+        columns: Columns that the estimator reads, of this rank; a user's own among them.
         genuine: Only the first so many rows are data; the rest fill up a last batch.
 
     Raises:
@@ -77,6 +78,7 @@ def global_rollouts(
         return rows if accelerator.num_processes == 1 else _gather_rows(rows, accelerator)
 
     mask = everywhere(layout.mask.to(torch.uint8)).bool()
+    read: dict[str, Any] = {name: everywhere(column)[:genuine] for name, column in (columns or {}).items()}
     if mask.shape[0] != rewards.shape[0] or rewards.shape[0] % num_generations:
         raise ShapeError(
             f"rewards has {rewards.shape[0]} rows, the ranks hold {mask.shape[0]} sequences and a group has "
@@ -89,7 +91,8 @@ def global_rollouts(
         group_ids=torch.arange(rewards.shape[0], device=rewards.device) // num_generations,
         layout=PaddedLayout(mask.to(rewards.device)),
         reward_names=unique_names(names),
-        **{name: everywhere(column)[:genuine] for name, column in (columns or {}).items()},  # type: ignore[arg-type]
+        extra={name: column for name, column in read.items() if name not in COLUMNS},
+        **{name: column for name, column in read.items() if name in COLUMNS},
     )
 
 

@@ -15,11 +15,12 @@ from rlobjectives.integrations.trl.columns import (
     GROUP,
     KEPT,
     SAMPLED,
-    TEACHER,
+    brought,
+    brought_column,
     forward,
     image_columns,
-    silent_teacher,
-    teacher_column,
+    key,
+    not_brought,
     token_layout,
 )
 from rlobjectives.integrations.trl.facts import is_stale
@@ -88,9 +89,10 @@ class SamplingMixin(ScoringMixin):
         mask, self._tool_mask = self._tool_mask, None
         sizes = [len(ids) for ids in completion_ids_list] if mask is None else [sum(row) for row in mask]
         self._lengths = torch.tensor(sizes, device=self.args.device)
-        if self.objective.capabilities.needs_teacher:
-            raise_together(silent_teacher(inputs, completion_ids_list))
-            self._teacher = teacher_column(inputs).to(self.args.device)
+        reads = brought(self.objective)
+        if reads:
+            raise_together(not_brought(inputs, completion_ids_list, reads))
+        self._brought = {name: brought_column(inputs, one) for name, one in reads.items()}
         self._seen = True
         return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
 
@@ -191,9 +193,12 @@ class SamplingMixin(ScoringMixin):
         group_size = self.num_generations if mode == "train" else self.num_generations_eval
         self._rows, self._group_size = output["completion_mask"].shape[0], group_size
         layout = token_layout(output)
-        if self.objective.capabilities.needs_teacher:
-            width = layout.shape[1] - self._teacher.shape[1]  # TRL may pad to a multiple
-            output[TEACHER] = torch.nn.functional.pad(self._teacher, (0, width))
+        for name, column in self._brought.items():
+            if column is not None:
+                width = (
+                    layout.shape[1] - column.shape[1] if column.dim() > 1 else 0
+                )  # TRL may pad to a multiple
+                output[key(name)] = torch.nn.functional.pad(column.to(layout.device), (0, width))
         self._keep_logprobs(output, mode)
         start, everywhere = self._rows * self.accelerator.process_index, self._rewards.shape[0]
         genuine = everywhere if mode == "train" else self._genuine_rows(everywhere)
@@ -244,11 +249,10 @@ class SamplingMixin(ScoringMixin):
     def _keep_logprobs(self, output: dict[str, Any], mode: str) -> None:
         """Log-probabilities under the weights that sampled, where TRL leaves them out and something reads them."""
         needs, stale = self.objective.capabilities, is_stale(self.args) and mode == "train"
-        behavior = needs.needs_behavior_logprobs and output.get("sampling_per_token_logps") is None
+        behavior = "behavior_logprobs" in needs.reads and output.get("sampling_per_token_logps") is None
         # The pre-pass takes them if it needs nothing else of the forward.
         prepass = mode == "train" and needs.needs_prepass and "entropy" not in self.objective.columns()
-        estimator = self.objective.estimator.required()
-        shaped = estimator.needs_ref_logprobs or estimator.needs_behavior_logprobs or estimator.needs_teacher
+        shaped = "old_logprobs" in self.objective.estimator_reads()
         if output.get("old_per_token_logps") is None and (stale or behavior or prepass or shaped):
             size = self.args.per_device_train_batch_size if mode == "train" else None
             with torch.no_grad():
@@ -256,20 +260,16 @@ class SamplingMixin(ScoringMixin):
             output["old_per_token_logps" if stale else SAMPLED] = logprobs
 
     def _estimator_columns(self, output: dict[str, Any]) -> dict[str, Tensor]:
-        """Token columns that the estimator itself says it reads."""
-        needs = self.objective.estimator.required()
-        if not (needs.needs_ref_logprobs or needs.needs_behavior_logprobs or needs.needs_teacher):
-            return {}
+        """Columns that the estimator reads, of this rank."""
         old = output.get("old_per_token_logps", output.get(SAMPLED))
         sampler = output.get("sampling_per_token_logps")
-        columns = {"old_logprobs": old}
-        if needs.needs_ref_logprobs:
-            columns["ref_logprobs"] = output.get("ref_per_token_logps")
-        if needs.needs_teacher:
-            columns["teacher_logprobs"] = output[TEACHER]
-        if needs.needs_behavior_logprobs:
-            columns["behavior_logprobs"] = old if sampler is None else sampler
-        return {name: column for name, column in columns.items() if column is not None}
+        made = {
+            "old_logprobs": old,
+            "ref_logprobs": output.get("ref_per_token_logps"),
+            "behavior_logprobs": old if sampler is None else sampler,
+        }
+        found = {name: made.get(name, output.get(key(name))) for name in self.objective.estimator_reads()}
+        return {name: column for name, column in found.items() if column is not None}
 
     def _local(self, per_group: Tensor) -> Tensor:
         """This rank's sequences of a fact about global groups."""
@@ -331,7 +331,6 @@ class SamplingMixin(ScoringMixin):
             self._kinds[name] = type(stat)
 
     def _take_sampling_stats(self, mode: str) -> dict[str, Stat]:
-        mine = {key: value for key, value in self._sampling_stats.items() if key.startswith(f"{mode}:")}
-        for key in mine:
-            del self._sampling_stats[key]
-        return {key.split(":", 1)[1]: fold(type(stats[0]), stats) for key, stats in mine.items()}
+        mine = [name for name in self._sampling_stats if name.startswith(f"{mode}:")]
+        taken = {name.split(":", 1)[1]: self._sampling_stats.pop(name) for name in mine}
+        return {name: fold(type(stats[0]), stats) for name, stats in taken.items()}

@@ -25,7 +25,6 @@ from rlobjectives.integrations.trl.facts import (
     violations,
 )
 from rlobjectives.integrations.trl.options import option_violations, stock_defaults
-from rlobjectives.integrations.trl.probe import missing_columns
 from rlobjectives.integrations.trl.rollout import unique_names
 from rlobjectives.integrations.trl.sampling import SamplingMixin, check_prompt
 from rlobjectives.integrations.trl.settle import (
@@ -142,8 +141,7 @@ class SetupMixin(SamplingMixin):
             has_sampler=has_sampler,
             has_teacher=own_sampler,
         )
-        own = [sentence for part in objective.parts().values() for sentence in part.violations(facts)]
-        found += [*option_violations(config, objective), *own]
+        found += [*option_violations(config, objective), *objective.violations(facts)]
         found += violations(
             objective,
             config,
@@ -181,17 +179,17 @@ class SetupMixin(SamplingMixin):
 
     def _check_model(self) -> None:
         dropout = largest_dropout(self.model)
-        missing = missing_columns(self.objective, unique_names(self.reward_func_names), self.num_generations)
+        found: list[str] = []
         needs = self.objective.capabilities
         inherited = inherited_sampling(
             getattr(self.model, "generation_config", None), self.args, none_is_open=_NONE_IS_OPEN
         )
         if inherited and self._generates and needs.requires_sampled_distribution:
-            missing += (
+            found.append(
                 f"the model's own generation_config says {inherited}, which generate takes up: samples come from another "
-                "distribution than the log-probabilities are taken from. Set that to None in model.generation_config.",
+                "distribution than the log-probabilities are taken from. Set that to None in model.generation_config."
             )
-        check(self.objective.name, needs, TrainerFacts(dropout=dropout), missing)
+        check(self.objective.name, needs, TrainerFacts(dropout=dropout), found)
         if dropout:
             warnings.warn(
                 f"dropout = {dropout} is active: log-probabilities recomputed for ratios differ from those of the "

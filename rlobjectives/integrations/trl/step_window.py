@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlobjectives.component import WindowContext
+from rlobjectives._moved import moved_names
 from rlobjectives.distributed import LOCAL, Communicator
 from rlobjectives.distributed.replay import RandomState
-from rlobjectives.errors import MissingColumnError
 from rlobjectives.integrations.dropout import largest_dropout
 from rlobjectives.integrations.trl.columns import (
     GENERATED_AT,
@@ -26,7 +25,6 @@ from rlobjectives.integrations.trl.columns import (
 from rlobjectives.layouts import PaddedLayout
 from rlobjectives.layouts.base import with_prompts
 from rlobjectives.objective import Objective
-from rlobjectives.reductions import LossReduction
 from rlobjectives.statistics import Stat
 from rlobjectives.tokens import TokenBatch
 from rlobjectives.window import ObjectiveOutput, Report, Window
@@ -34,7 +32,7 @@ from rlobjectives.window import ObjectiveOutput, Report, Window
 if TYPE_CHECKING:
     from rlobjectives.integrations.trl.host import Host
 
-__all__ = ["MicroBatch", "StepWindow", "largest_dropout", "open_window", "reads_prompts"]
+__all__ = ["MicroBatch", "StepWindow", "largest_dropout", "open_window"]
 
 
 @dataclass(slots=True)
@@ -81,7 +79,14 @@ class StepWindow:
         micro = self.current
         assert micro is not None
         advantages = self.window.advantages(micro.estimate, micro.layout)
-        tokens = token_batch(micro.inputs, micro.layout, logprobs, advantages=advantages, entropy=entropy)
+        tokens = token_batch(
+            micro.inputs,
+            micro.layout,
+            logprobs,
+            reads=self.window.objective.reads(),
+            advantages=advantages,
+            entropy=entropy,
+        )
         output = self.window.loss(tokens)
         self.outputs.append(output)
         report = None if self.waiting else self.window.summarize(self.outputs, extra)
@@ -102,14 +107,14 @@ def open_window(
     ranks = trainer.accelerator.num_processes
     communicator = Communicator.world() if ranks > 1 else LOCAL
     layouts = [token_layout(batch) for batch in batches]
-    if reads_prompts(objective.reduction):
+    if "prompt_tokens" in objective.reads():
         groups = [batch[GROUP] for batch in batches]
         layouts = with_prompts(layouts, groups, communicator if split_groups else LOCAL)
     micro_batches = [MicroBatch(batch, layout) for batch, layout in zip(batches, layouts, strict=True)]
     builder = objective.window(communicator)
     prepass: list[TokenBatch] = []
     if objective.capabilities.needs_prepass:
-        prepass = _prepass(trainer, micro_batches, entropy="entropy" in objective.columns())
+        prepass = _prepass(trainer, micro_batches, objective=objective)
     for position, micro in enumerate(micro_batches):
         builder.add(estimate=micro.estimate, layout=micro.layout)
         if prepass:
@@ -117,32 +122,13 @@ def open_window(
     return StepWindow(builder.freeze(), micro_batches)
 
 
-def reads_prompts(reduction: LossReduction) -> bool:
-    """Whether a reduction asks the layout for the sizes of prompt groups."""
-    layout = PaddedLayout(torch.ones(1, 1, dtype=torch.bool))
-    one = torch.ones((), dtype=torch.float64)
-    kinds = reduction.declared_statistics()
-    context = WindowContext(
-        tokens=one,
-        sequences=one,
-        nonempty_sequences=one,
-        statistics={name: kind.identity() for name, kind in kinds.items()},
-    )
-    try:
-        reduction.statistics(layout)
-        reduction.weights(layout, context)
-    except MissingColumnError:
-        return True
-    return False
-
-
-def _prepass(trainer: Host, micro_batches: list[MicroBatch], *, entropy: bool) -> list[TokenBatch]:
+def _prepass(trainer: Host, micro_batches: list[MicroBatch], *, objective: Objective) -> list[TokenBatch]:
     """Columns under the current policy, without gradient, leaving the random state as it was.
 
     Log-probabilities recomputed at sampling time are taken where the weights have not moved since.
     """
-    state = RandomState()
-    found = []
+    state, reads = RandomState(), objective.columns()
+    entropy, found = "entropy" in reads, []
     with torch.no_grad():
         for micro in micro_batches:
             inputs = micro.inputs
@@ -152,6 +138,11 @@ def _prepass(trainer: Host, micro_batches: list[MicroBatch], *, entropy: bool) -
                 logprobs, entropies = sampled, None
             else:
                 logprobs, entropies, _ = forward(trainer, trainer.model, inputs, entropy=entropy)
-            found.append(token_batch(inputs, micro.layout, logprobs, entropy=entropies))
+            found.append(
+                token_batch(inputs, micro.layout, logprobs, reads=objective.reads(), entropy=entropies)
+            )
     state.restore()
     return found
+
+
+__getattr__ = moved_names(__name__)

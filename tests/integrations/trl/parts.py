@@ -7,6 +7,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from rlobjectives.integrations.trl.probe import missing_columns
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -21,7 +22,6 @@ from rlobjectives import (
     WindowContext,
 )
 from rlobjectives.integrations.trl.facts import trainer_facts
-from rlobjectives.integrations.trl.probe import missing_columns
 from rlobjectives.integrations.trl.settle import as_objective
 from tests.integrations.trl import tiny
 
@@ -30,7 +30,8 @@ from tests.integrations.trl import tiny
 class MeanDrift(PolicyLoss):
     """A loss that must see the window's mean drift from the sampler before its first token."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(needs_prepass=True, needs_behavior_logprobs=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(needs_prepass=True)
+    reads = ("behavior_logprobs",)
     window_statistics: ClassVar[dict[str, type[Stat]]] = {"drift": Mean}
 
     def statistics(self, tokens: TokenBatch, context: WindowContext) -> dict[str, Stat]:
