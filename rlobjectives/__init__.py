@@ -15,6 +15,7 @@ from rlobjectives import (
     token_parts,
 )
 from rlobjectives.capabilities import Capabilities, TrainerFacts
+from rlobjectives.columns import Column, Read, read
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.corrections import *
 from rlobjectives.distributed import (
@@ -56,6 +57,7 @@ __all__ = [
     "LOCAL",
     "AlgorithmSpec",
     "Capabilities",
+    "Column",
     "Communicator",
     "Component",
     "GradientScale",
@@ -63,6 +65,7 @@ __all__ = [
     "Metric",
     "Objective",
     "ObjectiveOutput",
+    "Read",
     "Rollouts",
     "TokenBatch",
     "TrainerFacts",
@@ -75,6 +78,7 @@ __all__ = [
     "functional",
     "merge_reports",
     "option",
+    "read",
     "reward_matrix",
     "synchronize",
 ]

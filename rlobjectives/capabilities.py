@@ -207,6 +207,10 @@ class TrainerFacts:
             check_choice("behavior_logprobs", self.behavior_logprobs, ("sampled", "untruncated", "none"))
         if self.old_logprobs is not None:
             check_choice("old_logprobs", self.old_logprobs, ("recomputed", "behavior"))
+        if not isinstance(self.offers, Mapping):
+            raise CapabilityError(
+                f'offers is {shown(self.offers)}; expected a mapping such as {{"values": False}}.'
+            )
         for name, flag in self.offers.items():
             if not isinstance(flag, bool):
                 raise CapabilityError(f"offers[{name!r}] is {shown(flag)}; expected True or False.")

@@ -323,9 +323,9 @@ def _reads(part: Component) -> Iterator[Read]:
 
 
 def _lacking(column: Column) -> str:
-    what = column.source or f"a column {column.name!r} ({column.meaning})"
+    what = column.source or column.meaning or "a column of your own"
     remedy = f"{column.remedy}, or choose" if column.remedy else "Choose"
-    return f"it needs {what}; the trainer has none. {remedy} an objective without."
+    return f"it needs {what} ({column.name}); the trainer has none. {remedy} an objective without."
 
 
 def _two_normalisations(estimator: Estimator) -> str:

@@ -28,7 +28,7 @@ from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
 from rlobjectives.masking import select
 from rlobjectives.scores import stray_rewards
-from rlobjectives.tokens import check_extra, missing, per_sequence
+from rlobjectives.tokens import check_extra, missing
 
 __all__ = ["Groups", "Rollouts", "check_rollouts"]
 
@@ -158,14 +158,23 @@ class Rollouts:
         self._check_scored_rewards(genuine)
         self._check_tokens(count)
         self._check_sequences(count)
-        self._set(
-            "extra",
-            {name: column.detach() for name, column in check_extra(self.extra, self, self.layout).items()},
-        )
-        for name, column in self.extra.items():
-            if column.is_floating_point():
-                whole = self.layout is None or per_sequence(column, self.layout)
-                check_finite(f"extra[{name!r}]", column, self.genuine if whole else self.tokens(name).mask)
+        self._check_extra(count)
+
+    def _check_extra(self, count: int) -> None:
+        found = {}
+        for name, column in check_extra(self.extra, self).items():
+            label, tokens = f"extra[{name!r}]", None if self.layout is None else self.layout.shape
+            whole = tuple(column.shape) == (count,)
+            if not whole and tuple(column.shape) != tokens:
+                per_token = "" if tokens is None else f", or {list(tokens)}, one per token"
+                raise ShapeError(
+                    f"{label} has shape {list(column.shape)}; expected [{count}], one entry per sequence{per_token}."
+                )
+            check_device(label, column, self.rewards.device, "rewards")
+            if column.is_floating_point() and tokens != (count,):  # else nobody knows which places count
+                check_finite(label, column, self.genuine if whole else self.tokens(label).mask)
+            found[name] = column.detach()
+        self._set("extra", found)
 
     def _coarsest(self, rewards: Tensor) -> torch.dtype:
         found = [rewards.dtype] + ([] if self.greedy_rewards is None else [self.greedy_rewards.dtype])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_device, check_floating, check_mask, check_tensor
+from rlobjectives.checks import check_device, check_floating, check_mask, check_tensor, shown
 from rlobjectives.columns import COLUMNS as KNOWN
 from rlobjectives.errors import MissingColumnError, ShapeError
 from rlobjectives.layouts import TokenLayout
@@ -52,9 +52,9 @@ class TokenBatch:
         returns: Targets of the values, from ``estimator.value_targets``, in reward units.
         behavior_known: Bool; where the sampler's log-probabilities are known. None: everywhere.
         teacher_known: Bool; where the teacher's columns are known. None: everywhere.
-        extra: Columns of your own, which a part of yours reads (`Column`): shaped like the mask, or one entry per
-            sequence, ``[n]``. Those of tokens keep their gradient. A fact of the layout (`TokenLayout.with_facts`) is read
-            like a column per sequence.
+        extra: Columns of your own, which a part of yours reads (`Column`), shaped like the mask; they keep their gradient.
+            One per sequence, ``[n]``, is a fact of the layout: give it there (`TokenLayout.with_facts`), or here beside a
+            padded layout.
 
     Raises:
         ShapeError: If a column is not floating point or not shaped like the mask.
@@ -104,7 +104,25 @@ class TokenBatch:
             if known is not None:
                 column = torch.where(known, column, torch.nan)
             object.__setattr__(self, name, column if KNOWN[name].gradient else column.detach())
-        object.__setattr__(self, "extra", check_extra(self.extra, self, self.layout))
+        self._sort_extra()
+
+    def _sort_extra(self) -> None:
+        layout, found, facts = self.layout, {}, {}
+        for name, column in check_extra(self.extra, self).items():
+            if tuple(column.shape) == layout.shape:
+                low = column.dtype in (torch.float16, torch.bfloat16)
+                found[name] = column.float() if low else column
+            elif tuple(column.shape) == (layout.num_sequences,) and len(layout.shape) > 1:
+                facts[name] = column
+            else:
+                raise ShapeError(
+                    f"extra[{name!r}] has shape {list(column.shape)}; expected {list(layout.shape)}, one entry per token. Give a "
+                    f"column of {layout.num_sequences} entries, one per sequence, as layout.with_facts({name}=...)."
+                )
+            check_device(f"extra[{name!r}]", column, layout.device, "layout.mask")
+        object.__setattr__(self, "extra", found)
+        if facts:
+            object.__setattr__(self, "layout", layout.with_facts(**facts))
 
     @property
     def num_sequences(self) -> int:
@@ -144,31 +162,32 @@ class TokenBatch:
         return self.logprobs.detach() if self.old_logprobs is None else self.old_logprobs
 
     def replace(self, **columns: Tensor | TokenLayout | None) -> TokenBatch:
-        """A copy with other columns."""
+        """A copy with other columns, those of your own among them."""
+        own = {name: columns.pop(name) for name in [*columns] if name not in _FIELDS}
+        if own:
+            columns["extra"] = {**self.extra, **own}  # type: ignore[assignment]
         return dataclasses.replace(self, **columns)  # type: ignore[arg-type]
 
     def block(self, sequences: slice, places: slice) -> TokenBatch:
         """Some neighbouring sequences, one of ``layout.blocks()``; columns are views."""
-        return self._each(
-            lambda name, column: column[sequences if per_sequence(column, self.layout) else places],
-            layout=self.layout.block(sequences, places),
-        )
+        return self._each(lambda column: column[places], layout=self.layout.block(sequences, places))
 
     def detach(self) -> TokenBatch:
         """A copy without any gradient."""
-        return self._each(lambda _, column: column.detach())
+        return self._each(Tensor.detach)
 
-    def _each(self, change: Callable[[str, Tensor], Tensor], **columns: TokenLayout) -> TokenBatch:
+    def _each(self, change: Callable[[Tensor], Tensor], **columns: TokenLayout) -> TokenBatch:
         given = {name: getattr(self, name) for name in (*COLUMNS, *_FLAGS)}
         return dataclasses.replace(
             self,
-            **{name: change(name, one) for name, one in given.items() if one is not None},  # type: ignore[arg-type]
+            **{name: change(one) for name, one in given.items() if one is not None},  # type: ignore[arg-type]
             **columns,  # type: ignore[arg-type]
-            extra={name: change(name, one) for name, one in self.extra.items()},
+            extra={name: change(one) for name, one in self.extra.items()},
         )
 
 
-COLUMNS = tuple(one.name for one in dataclasses.fields(TokenBatch) if one.name in KNOWN)
+_FIELDS = tuple(one.name for one in dataclasses.fields(TokenBatch))
+COLUMNS = tuple(name for name in _FIELDS if name in KNOWN)
 """Every column that is shaped like the mask."""
 WITH_GRADIENT = tuple(name for name in COLUMNS if KNOWN[name].gradient)
 """Columns that carry gradient."""
@@ -183,45 +202,22 @@ def missing(name: str, reader: object, record: str, known: bool) -> str:
     return f"{reader} reads {name}, but {there} none. Give {record}({give})."
 
 
-def per_sequence(column: Tensor, layout: TokenLayout) -> bool:
-    """Whether a column has one entry per sequence, and not one per token."""
-    return tuple(column.shape) != layout.shape
-
-
-def check_extra(extra: Mapping[str, Tensor], record: object, layout: TokenLayout | None) -> dict[str, Tensor]:
-    """Columns of a user's own, in the precision they are used in.
-
-    Args:
-        extra: The columns by name.
-        record: The batch or the rollouts that carry them.
-        layout: Of its tokens; None where there are none.
+def check_extra(extra: Mapping[str, Tensor], record: object) -> Mapping[str, Tensor]:
+    """Columns of a user's own, if they are tensors by name.
 
     Raises:
-        ShapeError: If one is neither shaped like the mask nor one entry per sequence, or has the name of a column that
-            the record has itself.
+        ShapeError: If they are not, or one has the name of a field of the record.
     """
-    kind, found = type(record).__name__, {}
-    count = getattr(record, "num_sequences", 0)
+    kind = type(record)
+    if not isinstance(extra, Mapping):
+        raise ShapeError(f"extra is {shown(extra)}; expected columns by name.")
     for name, column in extra.items():
-        if name in {one.name for one in dataclasses.fields(record)}:  # type: ignore[arg-type]
-            raise ShapeError(f"extra has {name!r}, which {kind} has itself. Give {kind}({name}=...).")
-        check_tensor(f"extra[{name!r}]", column)
-        shape, tokens = tuple(column.shape), None if layout is None else layout.shape
-        if shape not in (tokens, (count,)):
-            one_of = f"{[count]}, one entry per sequence" + (
-                f", or {list(layout.shape)}, one per token" if layout is not None else ""
+        if any(name == one.name for one in dataclasses.fields(kind)):  # type: ignore[arg-type]
+            raise ShapeError(
+                f"extra has {name!r}, which {kind.__name__} has itself. Give {kind.__name__}({name}=...)."
             )
-            raise ShapeError(f"extra[{name!r}] has shape {list(shape)}; expected {one_of}.")
-        if layout is not None:
-            check_device(f"extra[{name!r}]", column, layout.device, "layout.mask")
-            if tokens == (count,) and (layout.shortest, layout.width) != (1, 1):
-                raise ShapeError(
-                    f"extra[{name!r}] has {count} entries, and there are as many tokens as sequences, so it could be of "
-                    f"either. Give a column of sequences as layout.with_facts({name}=...)."
-                )
-        low = column.dtype in (torch.float16, torch.bfloat16)
-        found[name] = column.float() if low else column
-    return found
+        check_tensor(f"extra[{name!r}]", column)
+    return extra
 
 
 def check_tokens(tokens: object) -> None:

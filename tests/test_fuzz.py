@@ -75,7 +75,10 @@ def part_classes() -> list[type]:
 PARTS = part_classes()
 HINTS = {kind: typing.get_type_hints(kind) for kind in PARTS}
 NEEDED: dict[str, dict[str, Any]] = {
-    **{kind.__name__: {name: VALUES[name] for name in HINTS[kind] if name in VALUES} for kind in PARTS},
+    **{
+        kind.__name__: {one.name: VALUES[one.name] for one in dataclasses.fields(kind) if one.name in VALUES}
+        for kind in PARTS
+    },
     "Rejection": {"high": 2.0},
     "AdaptiveCoefficient": {"coef": 0.1, "target": 0.1},
     "SteppedCoefficient": {"target": 0.1},
@@ -289,7 +292,8 @@ def step(
     for name in objective.columns():
         column = getattr(batch, name)
         if name.endswith("logprobs") and column is not None:
-            known = batch.known(name) if name in objective.tolerated() else None
+            one = objective.reads().get(name)
+            known = batch.known(name) if one is not None and one.unknown else None
             where = batch.layout.mask if known is None else batch.layout.mask & known
             if not (column.detach()[where] <= TOLERANCE).all():
                 failures.append(f"{objective.name} over {words()}: {name} above 0 was accepted")

@@ -227,6 +227,7 @@ def loss(objective: Objective, advantages: Any = None) -> tuple[dict[str, float]
         TokenBatch(logprobs=logprobs, layout=LAYOUT, advantages=window.advantages(estimate, LAYOUT))
     )
     output.loss.backward()
+    assert logprobs.grad is not None
     return dict(window.summarize([output])), logprobs.grad
 
 

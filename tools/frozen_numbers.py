@@ -161,7 +161,9 @@ def compute(objective: Objective, data: Data, run: Run) -> Numbers:
         index = torch.tensor(rows)
         own = layout.rows(index)
         part = layout.rows_of(estimate, index) if estimator.token_level else estimate[index]
-        laid = {name: layout.rows_of(one, index) for name, one in columns.items() if name in known}
+        laid: dict[str, Any] = {
+            name: layout.rows_of(one, index) for name, one in columns.items() if name in known
+        }
         batches.append((part, TokenBatch(layout=own, **laid)))
         builder.add(estimate=part, layout=own)
         builder.add_prepass(batches[-1][1])

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlobjectives.columns import Column
 from rlobjectives.layouts import PackedLayout, PaddedLayout, TokenLayout
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.testing.words import changed
-from rlobjectives.tokens import TokenBatch
+from rlobjectives.tokens import WITH_GRADIENT, TokenBatch
 
 __all__ = ["GARBAGE", "REWARDS", "WHOLE", "Case", "MicroBatch", "Shard", "draw_case"]
 
@@ -62,6 +63,7 @@ class Case:
         counted: False for a sequence that was dropped, ``[n]``; none of its tokens counts.
         columns: Token columns by `TokenBatch` or `Rollouts` name, ``[n, t]``.
         facts: Columns of one entry per sequence, by `Rollouts` name.
+        own: Those of them that are a part's own: in `tokens`, and in `rollouts`.
     """
 
     lengths: Tensor
@@ -72,6 +74,12 @@ class Case:
     counted: Tensor
     columns: Mapping[str, Tensor]
     facts: Mapping[str, Tensor]
+    own: tuple[Mapping[str, Column], Mapping[str, Column]] = ({}, {})
+
+    @property
+    def differentiable(self) -> tuple[str, ...]:
+        """The token columns that may get a gradient."""
+        return (*WITH_GRADIENT, *(name for name, one in self.own[0].items() if one.gradient))
 
     @property
     def count(self) -> int:
@@ -128,14 +136,35 @@ class Case:
     def rollouts(self, rows: Tensor | None = None, shard: Shard = WHOLE) -> Rollouts:
         """What an estimator reads about some sequences (all of them by default)."""
         rows = torch.arange(self.count) if rows is None else rows
+        columns: dict[str, Any] = {name: fact[rows] for name, fact in self.facts.items() if name in _ROLLOUTS}
+        columns |= {name: self._read(name, rows, shard) for name in self.columns if name in _ROLLOUTS}
         return Rollouts(
             rewards=self.rewards[rows],
             scored=self.scored[rows],
             group_ids=self.group_ids[rows],
             layout=self.arrange(rows, shard),
-            **{name: fact[rows] for name, fact in self.facts.items()},
-            **{name: self._read(name, rows, shard) for name in self.columns if name in _ROLLOUTS},
+            extra={
+                name: self.lay(self.columns[name], rows, shard)
+                if one.per == "token"
+                else self.facts[name][rows]
+                for name, one in self.own[1].items()
+            },
+            **columns,
         )
+
+    def with_own(self, tokens: Mapping[str, Column], rollouts: Mapping[str, Column]) -> Case:
+        """With columns of a part's own, of numbers in [0, 1)."""
+        rng = torch.Generator().manual_seed(self.count)
+        columns, facts = dict(self.columns), dict(self.facts)
+        for name, one in {**tokens, **rollouts}.items():
+            numbers = torch.rand(self.mask.shape, generator=rng, dtype=torch.float64).to(
+                self.columns["logprobs"]
+            )
+            if one.per == "token":
+                columns[name] = numbers
+            else:
+                facts[name] = numbers[:, 0]
+        return replace(self, columns=columns, facts=facts, own=(tokens, rollouts))
 
     def tokens(
         self, rows: Tensor, shard: Shard = WHOLE, context: tuple[int, int] = (0, 1), **over: Any
@@ -146,7 +175,12 @@ class Case:
             for name, column in self.columns.items()
             if name in _TOKENS
         }
-        return TokenBatch(**{**columns, "layout": self.arrange(rows, shard, context), **over})
+        own = {
+            name: self.lay(self.columns[name], rows, shard, context)
+            for name, one in self.own[0].items()
+            if one.per == "token"
+        }
+        return TokenBatch(**{**columns, "layout": self.arrange(rows, shard, context), "extra": own, **over})
 
     def dummy(self) -> TokenBatch:
         """A micro-batch in which nothing counts and every column is garbage."""
@@ -161,6 +195,7 @@ class Case:
     def arrange(self, rows: Tensor, shard: Shard = WHOLE, context: tuple[int, int] = (0, 1)) -> TokenLayout:
         """The layout of some sequences; under context parallelism, of this rank's part of each."""
         facts = {name: fact[rows] for name, fact in self.layout().facts.items()}
+        facts |= {name: self.facts[name][rows] for name, one in self.own[0].items() if one.per == "sequence"}
         if context[1] > 1:
             facts["total_tokens"] = self.mask[rows].sum(1).double()
         mask = self._lay(self.mask, rows, shard, context, False)

@@ -24,7 +24,7 @@ def tolerance(example: Example) -> float:
 
 def runs(subject: Subject, example: Example) -> None:
     """One window, from rollouts to the backward pass."""
-    outcome = whole(subject.fresh(), example.draw(subject.refused))
+    outcome = whole(subject.fresh(), subject.draw(example))
     require(bool(outcome.loss.isfinite()), f"the loss is {float(outcome.loss)}")
 
 
@@ -39,7 +39,7 @@ def _joined(outcomes: list[Outcome | Exception]) -> Outcome:
 
 def partition(subject: Subject, example: Example) -> None:
     """A window cut over micro-batches, ranks and the ranks that share a sequence."""
-    case = example.draw(subject.refused)
+    case = subject.draw(example)
     expected = whole(subject.fresh(), case)
     found = _joined(simulate(subject.objective, case, example.cut, example.context))
     assert_same(found, expected, tolerance(example))
@@ -47,7 +47,7 @@ def partition(subject: Subject, example: Example) -> None:
 
 def state(subject: Subject, example: Example) -> None:
     """Two windows one after the other, on ranks that keep what they remember to themselves."""
-    first, second = (replace(example, seed=example.seed + k).draw(subject.refused) for k in range(2))
+    first, second = (subject.draw(replace(example, seed=example.seed + k)) for k in range(2))
     alone = subject.fresh()
     whole(alone, first)
     expected = whole(alone, second)
@@ -58,7 +58,7 @@ def state(subject: Subject, example: Example) -> None:
 
 def layout(subject: Subject, example: Example) -> None:
     """The same sequences padded, packed, and with more padding."""
-    case = example.draw(subject.refused)
+    case = subject.draw(example)
     expected = whole(subject.fresh(), case)
     for shard in (Shard(packed=True), Shard(extra=max(example.shard.extra, 1))):
         assert_same(whole(subject.fresh(), case, shard), expected, 1e-12)
@@ -66,7 +66,7 @@ def layout(subject: Subject, example: Example) -> None:
 
 def blocks(subject: Subject, example: Example) -> None:
     """A micro-batch worked on in blocks of one or two sequences, as large ones are."""
-    case, shard = example.draw(subject.refused), replace(example.shard, garbage=None)
+    case, shard = subject.draw(example), replace(example.shard, garbage=None)
     expected = whole(subject.fresh(), case, shard)
     with (
         mock.patch("rlobjectives.layouts.padded.piece_limit", return_value=7),
@@ -79,7 +79,7 @@ def blocks(subject: Subject, example: Example) -> None:
 
 def dropped(subject: Subject, example: Example) -> None:
     """Sequences that were dropped, before or after the estimate, beside a window that never had them."""
-    case = example.draw(subject.refused)
+    case = subject.draw(example)
     kept = case.counted.nonzero().flatten()
     if not len(kept):
         return
@@ -103,7 +103,7 @@ def _same_without(
 
 def order(subject: Subject, example: Example) -> None:
     """The same sequences in another order, and under other names of their prompts."""
-    case, estimator = example.draw(subject.refused), subject.fresh().estimator
+    case, estimator = subject.draw(example), subject.fresh().estimator
     estimate = estimator.estimate(case.rollouts())
     shuffled = torch.randperm(case.count, generator=torch.Generator().manual_seed(example.seed))
     moved = estimator.estimate(case.permuted(shuffled).rollouts())

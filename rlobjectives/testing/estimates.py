@@ -43,7 +43,7 @@ def _equal(subject: Subject, example: Example, constant: float) -> None:
 
 def offset(subject: Subject, example: Example) -> None:
     """The same number added to every reward changes no advantage, and costs no precision."""
-    case, objective = example.draw(subject.refused), subject.fresh()
+    case, objective = subject.draw(example), subject.fresh()
     small = replace(case, rewards=1e-3 * case.rewards.abs())
     near, far = (
         whole(objective, one).advantages for one in (small, replace(small, rewards=1e4 + small.rewards))
@@ -54,7 +54,7 @@ def offset(subject: Subject, example: Example) -> None:
 
 def weights(subject: Subject, example: Example) -> None:
     """Every token that counts weighs something, no other does; those of a mean add up to one."""
-    case, reduction = example.draw(subject.refused), subject.fresh().reduction
+    case, reduction = subject.draw(example), subject.fresh().reduction
     shard = replace(example.shard, garbage=None)
     window, _, tokens = open_window(subject.fresh(), case, shard)
     found, mask = window.weights(tokens.layout), tokens.layout.mask

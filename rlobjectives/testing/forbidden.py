@@ -97,7 +97,8 @@ class _Record(TorchDispatchMode):
 
 def id_of(tensor: Tensor) -> int:
     """What two views of the same memory share."""
-    return tensor.untyped_storage()._cdata
+    address: int = tensor.untyped_storage()._cdata
+    return address
 
 
 def surviving_token_tensors(

@@ -24,7 +24,7 @@ _RELATIVE, _ABSOLUTE = 1e-7, 1e-8
 
 def slope(subject: Subject, example: Example) -> None:
     """The slope against differences of the value, at every token that counts."""
-    case = example.draw(subject.refused)
+    case = subject.draw(example)
     window, _, tokens = open_window(subject.fresh(), case, replace(example.shard, garbage=None))
     for scope, term in window.objective.token_terms().items():
         if scope not in subject.terms or term.straight_through:
@@ -60,14 +60,14 @@ def _check_slope(
 
 def gradient(subject: Subject, example: Example) -> None:
     """The gradient is weight times slope, and goes to no other column."""
-    window, _, tokens = open_window(subject.fresh(), example.draw(subject.refused))
+    window, _, tokens = open_window(subject.fresh(), subject.draw(example))
     objective = window.objective
     columns = {
         column: value.detach().clone().requires_grad_()
-        for column in (*example.draw().columns, "advantages")
-        if isinstance(value := getattr(tokens, column, None), Tensor)
+        for column in (*subject.draw(example).columns, "advantages")
+        if isinstance(value := tokens.get(column), Tensor)
     }
-    window.loss(tokens.replace(**columns)).loss.backward()  # type: ignore[no-untyped-call]
+    window.loss(tokens.replace(**columns)).loss.backward()
     still = tokens.detach()
     terms = [
         term.value_and_slope(still, window.context(scope)) for scope, term in objective.token_terms().items()
@@ -89,13 +89,13 @@ def gradient(subject: Subject, example: Example) -> None:
 
 def backward_once(subject: Subject, example: Example) -> None:
     """A second backward through one loss is refused."""
-    case = example.draw(subject.refused)
+    case = subject.draw(example)
     leaf = case.columns["logprobs"].clone().requires_grad_()
     window, _, tokens = open_window(subject.fresh(), case.replaced(logprobs=leaf))
     loss = window.loss(tokens).loss
-    loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    loss.backward(retain_graph=True)
     try:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
     except WindowError:
         return
     raise LawError("a second backward through one loss adds its gradient again")
@@ -103,7 +103,7 @@ def backward_once(subject: Subject, example: Example) -> None:
 
 def memory(subject: Subject, example: Example) -> None:
     """Between loss and backward, one tensor of the tokens' size stays; with an entropy bonus, two."""
-    case = example.draw(subject.refused)
+    case = subject.draw(example)
     leaf = case.columns["logprobs"].clone().requires_grad_()
     entropy = case.columns["entropy"].clone().requires_grad_()
     window, _, tokens = open_window(subject.fresh(), case.replaced(logprobs=leaf, entropy=entropy))
@@ -116,7 +116,7 @@ def memory(subject: Subject, example: Example) -> None:
 
 def no_wait(subject: Subject, example: Example) -> None:
     """No look at the device from the estimate to the end of backward."""
-    objective, case = subject.fresh(), example.draw(subject.refused)
+    objective, case = subject.fresh(), subject.draw(example)
     shard = replace(example.shard, garbage=None)
     rollouts = case.rollouts(shard=shard)
     window, estimate, tokens = open_window(objective, case, shard)
@@ -129,4 +129,4 @@ def no_wait(subject: Subject, example: Example) -> None:
         objective.reduction.statistics(tokens.layout)
         advantages = window.advantages(estimate, tokens.layout)
         window.weights(tokens.layout)
-        window.loss(tokens.replace(advantages=advantages)).loss.backward()  # type: ignore[no-untyped-call]
+        window.loss(tokens.replace(advantages=advantages)).loss.backward()

@@ -23,7 +23,7 @@ _BAD = (float("nan"), float("-inf"))
 
 def masking(subject: Subject, example: Example) -> None:
     """Whatever stands under a false mask, to the last bit."""
-    case, objective = example.draw(subject.refused), subject.fresh()
+    case, objective = subject.draw(example), subject.fresh()
     estimate = objective.estimator.estimate(case.rollouts())
     clean = whole(objective, case, replace(example.shard, garbage=None), estimate)
     assert_equal(whole(objective, case, example.shard, estimate), clean)
@@ -31,7 +31,7 @@ def masking(subject: Subject, example: Example) -> None:
 
 def masked_columns(subject: Subject, example: Example) -> None:
     """Whatever stands in reward cells without a score, and at masked tokens, before the estimate."""
-    case, estimator = example.draw(subject.refused), subject.fresh().estimator
+    case, estimator = subject.draw(example), subject.fresh().estimator
     clean = estimator.estimate(case.rollouts())
     for garbage in GARBAGE:
         dirty = replace(case, rewards=torch.where(case.scored, case.rewards, garbage))
@@ -47,7 +47,7 @@ def _last_alone(case: Case) -> tuple[int, list[list[MicroBatch]]]:
 
 
 def _broken(subject: Subject, example: Example) -> Iterator[tuple[str, list[Outcome | Exception]]]:
-    case = example.draw(subject.refused).with_tokens()
+    case = subject.draw(example).with_tokens()
     row, plan = _last_alone(case)
     objective = subject.fresh()
     estimate = objective.estimator.estimate(case.rollouts())
@@ -74,7 +74,7 @@ def no_repair(subject: Subject, example: Example) -> None:
 
 def failure(subject: Subject, example: Example) -> None:
     """An exception on one rank ends all ranks at the same point."""
-    case, objective = example.draw(subject.refused), subject.fresh()
+    case, objective = subject.draw(example), subject.fresh()
 
     def one(communicator: Communicator) -> None:
         builder = objective.window(communicator)
@@ -94,7 +94,7 @@ def failure(subject: Subject, example: Example) -> None:
 
 def empty(subject: Subject, example: Example) -> None:
     """A window without tokens is an exact zero, attached to the graph, on one rank and on several."""
-    drawn = example.draw(subject.refused)
+    drawn = subject.draw(example)
     case = replace(drawn, mask=torch.zeros_like(drawn.mask)).without(subject.refused)
     leaf = case.columns["logprobs"].clone().requires_grad_()
     shard = replace(example.shard, garbage=None)
@@ -102,7 +102,7 @@ def empty(subject: Subject, example: Example) -> None:
     output = window.loss(tokens)
     require(window.empty, "the window does not know that it is empty")
     require(output.loss.requires_grad, "the loss of an empty window is not attached to the graph")
-    output.loss.backward()  # type: ignore[no-untyped-call]
+    output.loss.backward()
     zero = float(output.loss.detach()) == 0.0 and leaf.grad is not None and not bool(leaf.grad.any())
     require(zero, f"the loss of an empty window is {float(output.loss.detach())}, its gradient {leaf.grad}")
     for name, value in window.summarize([output]).items():
@@ -116,11 +116,11 @@ def empty(subject: Subject, example: Example) -> None:
 
 def dummy(subject: Subject, example: Example) -> None:
     """A micro-batch in which nothing counts is an exact zero, whatever it holds."""
-    case = example.draw(subject.refused)
+    case = subject.draw(example)
     window, _, _ = open_window(subject.fresh(), case)
     tokens = case.dummy()
     output = window.loss(tokens)
-    output.loss.backward()  # type: ignore[no-untyped-call]
+    output.loss.backward()
     gradient = tokens.logprobs.grad
     zero = float(output.loss.detach()) == 0.0 and gradient is not None and not bool(gradient.any())
     require(zero, f"a dummy has the loss {float(output.loss.detach())} and the gradient {gradient}")

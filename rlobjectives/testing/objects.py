@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 
+from rlobjectives.columns import COLUMNS
 from rlobjectives.component import Component
 from rlobjectives.errors import RLObjectivesError
 from rlobjectives.objective import Objective
@@ -30,7 +31,7 @@ _PLAIN = (bool, int, float)
 
 def copies(subject: Subject, example: Example) -> None:
     """A pickled part and a deep copy give the same words and numbers."""
-    case, original = example.draw(subject.refused), subject.fresh()
+    case, original = subject.draw(example), subject.fresh()
     expected = whole(original, case)
     for how, duplicate in (
         ("pickled", lambda one: pickle.loads(pickle.dumps(one))),  # noqa: S301  # made here
@@ -47,11 +48,11 @@ def copies(subject: Subject, example: Example) -> None:
 
 def agreement(subject: Subject, example: Example) -> None:
     """Two parts that compute different numbers have different descriptions, by which ranks are compared."""
-    case = example.draw(subject.refused)
+    case = subject.draw(example)
     for scope, part in subject.parts.items():
         for option, other in siblings(part):
             with suppress(RLObjectivesError):  # a value that does not go with the other parts
-                twin = dataclasses.replace(subject.objective, **{scope: other})
+                twin = subject.with_part(scope, other)
                 if twin.descriptions()[scope] != subject.objective.descriptions()[scope]:
                     continue
                 if _differ(whole(twin, case), whole(subject.fresh(), case)):
@@ -106,7 +107,9 @@ def _others(value: object, hint: object) -> Iterator[object]:
 def hints_of(kind: type) -> dict[str, Any]:
     """The types of a part's options, as far as they can be found."""
     with suppress(NameError):
-        return typing.get_type_hints(kind if dataclasses.is_dataclass(kind) else kind.__init__)
+        return typing.get_type_hints(
+            kind if dataclasses.is_dataclass(kind) else vars(kind).get("__init__", kind)
+        )
     return {}
 
 
@@ -142,18 +145,31 @@ def options(subject: Subject, example: Example) -> None:
 
 def reads(subject: Subject, example: Example) -> None:
     """With no other columns than those it declares, nothing is missing and nothing changes."""
-    case, objective = example.draw(subject.refused), subject.fresh()
+    case, objective = subject.draw(example), subject.fresh()
     window, _, tokens = open_window(objective, case)
     declared = {*objective.columns(), "advantages"}
     absent = {name: None for name in case.columns if name not in declared and hasattr(tokens, name)}
     expected, found = window.loss(tokens), window.loss(tokens.replace(**absent))
     same = torch.equal(found.loss, expected.loss)
     require(same, "the loss changes without columns that it does not say it reads")
+    if subject.estimator is not None:
+        rollouts = case.rollouts()
+        there = (
+            name
+            for name, one in COLUMNS.items()
+            if hasattr(rollouts, name) and name not in objective.estimator_reads()
+        )
+        less: dict[str, Any] = dict.fromkeys(there)
+        same = torch.equal(
+            subject.estimator.estimate(rollouts),
+            subject.estimator.estimate(dataclasses.replace(rollouts, **less)),
+        )
+        require(same, "the estimate changes without columns that it does not say it reads")
 
 
 def collectives(subject: Subject, example: Example) -> None:
     """One exchange opens a window, one more for each round of a pre-pass, and one reports it."""
-    objective, case = subject.fresh(), example.draw(subject.refused)
+    objective, case = subject.fresh(), subject.draw(example)
     communicator = CountingCommunicator()
     estimate = objective.estimator.estimate(case.rollouts())
     builder = objective.window(communicator)

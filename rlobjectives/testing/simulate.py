@@ -14,7 +14,7 @@ from torch import Tensor
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.objective import Objective
 from rlobjectives.testing.cases import WHOLE, Case, MicroBatch, Shard
-from rlobjectives.tokens import WITH_GRADIENT, TokenBatch
+from rlobjectives.tokens import TokenBatch
 from rlobjectives.window import Window
 
 __all__ = [
@@ -122,7 +122,7 @@ class ThreadCommunicator(Communicator):
         """Differentiable sum over the context ranks."""
         if self.context_group is None:
             return per_sequence
-        found: Tensor = _ThreadSum.apply(per_sequence, self)  # type: ignore[no-untyped-call]
+        found: Tensor = _ThreadSum.apply(per_sequence, self)
         return found
 
     def total(self, value: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ def run_window(
     context: tuple[int, int] = (0, 1),
 ) -> Outcome:
     """One rank's share of a window, the way an adapter does it: add, freeze, loss, backward, summarize."""
-    leaves = {name: case.columns[name].detach().clone().requires_grad_() for name in WITH_GRADIENT}
+    leaves = {name: case.columns[name].detach().clone().requires_grad_() for name in case.differentiable}
     live = case.replaced(**leaves)
     builder = objective.window(communicator)
     todo = []
@@ -201,7 +201,7 @@ def run_window(
             advantages[rows] = case.lift(final.detach().double(), rows, shard)
         tokens = tokens.replace(advantages=final)
         output = window.loss(tokens)
-        output.loss.backward()  # type: ignore[no-untyped-call]
+        output.loss.backward()
         outputs.append(output)
         total = total + output.loss.detach().double()
         if weighed:  # only the reference needs it

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from rlobjectives.columns import COLUMNS
 from rlobjectives.component import Component
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators import GRPO, Estimator
@@ -58,6 +59,20 @@ class Subject:
         """Data that the estimator reports as an error."""
         return self.objective.estimator.refused()
 
+    def with_part(self, scope: str, other: Component) -> Objective:
+        """The objective with another part in one place."""
+        terms = tuple(other if one is self.parts[scope] else one for one in self.objective.terms)
+        changed: dict[str, Any] = {"terms": terms} if terms != self.objective.terms else {scope: other}
+        return replace(self.objective, **changed)
+
+    def draw(self, example: Example) -> Case:
+        """The window of an example, without data that the estimator reports as an error, with the parts' own columns."""
+        tokens, rollouts = (
+            {name: one.column for name, one in reads.items() if name not in COLUMNS}
+            for reads in (self.objective.reads(), self.objective.estimator_reads())
+        )
+        return example.draw(self.refused).with_own(tokens, rollouts)
+
     @property
     def fewest(self) -> int:
         """Completions per prompt that are needed."""
@@ -70,12 +85,14 @@ class Subject:
     @property
     def estimator(self) -> Estimator | None:
         """The estimator, if it is under test."""
-        return self.of_kind(Estimator).get("estimator")
+        found = self.parts.get("estimator")
+        return found if isinstance(found, Estimator) else None
 
     @property
     def reduction(self) -> LossReduction | None:
         """The reduction, if it is under test."""
-        return self.of_kind(LossReduction).get("reduction")
+        found = self.parts.get("reduction")
+        return found if isinstance(found, LossReduction) else None
 
     @property
     def terms(self) -> dict[str, TokenTerm]:
@@ -111,8 +128,8 @@ def subject_of(part: Any) -> Subject:
             "Objective, or a function of Rollouts."
         )
     label = changed(part)
-    given = (part,) if slots_of(Objective)[role].several else part
-    objective = Objective(**{"estimator": GRPO(), role: given, "name": label})
+    given: dict[str, Any] = {role: (part,) if slots_of(Objective)[role].several else part}
+    objective = Objective(**{"estimator": GRPO(), **given}, name=label)
     return Subject(label, objective, {scope: one for scope, one in objective.parts().items() if one is part})
 
 

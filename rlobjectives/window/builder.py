@@ -15,7 +15,6 @@ from rlobjectives.distributed.ending import ends_together
 from rlobjectives.distributed.synchronize import Fault, exchange
 from rlobjectives.errors import WindowError
 from rlobjectives.estimators.base import Estimator
-from rlobjectives.estimators.function import FunctionEstimator
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts, check_rollouts
 from rlobjectives.statistics import Stat, Sum, fold
@@ -25,6 +24,7 @@ from rlobjectives.window.micro_batches import (
     COUNTS,
     check_estimate,
     check_read,
+    check_rollouts_read,
     collect,
     column_faults,
     count_statistics,
@@ -68,8 +68,7 @@ class WindowBuilder:
         """The estimator's raw advantages; on failure zeros, and `freeze` raises on all ranks."""
         check_rollouts(rollouts)
         with self.guard():
-            if not isinstance(self.objective.estimator, FunctionEstimator):  # which may read anything
-                check_read(rollouts.extra, self.objective.estimator_reads(), self.objective.name)
+            check_rollouts_read(self.objective, rollouts)
             return self.objective.estimator.estimate(rollouts)
         return torch.zeros(rollouts.num_sequences, dtype=torch.float64, device=rollouts.rewards.device)
 
@@ -103,7 +102,7 @@ class WindowBuilder:
                 )
             check_tokens(tokens)
             check_read(tokens.extra, self.objective.reads(), self.objective.name)
-            for name in dict.fromkeys((*LOGPROBS, *self.objective.columns())):
+            for name in dict.fromkeys((*LOGPROBS, *self.objective.columns(), *self.objective.own_columns)):
                 column = tokens.get(name)
                 if column is not None:
                     mask = readable(self.objective, tokens, name)
@@ -250,7 +249,8 @@ class WindowBuilder:
         collected: dict[str, list[Stat]] = {name: [] for name in kinds}
         with self._parts():
             for position, (estimate, whole) in enumerate(self._micro_batches):
-                ready = self._prepass[position].replace(layout=whole)
+                ready = self._prepass[position]
+                ready = ready.replace(layout=own_part(ready.layout, self.communicator))
                 if any(part.prepass_reads_advantages for part in shrinking):
                     ready = self._with_advantages(position, ready, estimate, whole, window)
                 layout = window.kept_layout(ready)

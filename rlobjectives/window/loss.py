@@ -17,7 +17,7 @@ from rlobjectives.terms.kl import reference_metrics
 from rlobjectives.token_parts import TokenLoss, reading
 from rlobjectives.tokens import TokenBatch
 from rlobjectives.window.gradients import with_gradients
-from rlobjectives.window.micro_batches import column_faults, readable
+from rlobjectives.window.micro_batches import check_read, column_faults, readable
 from rlobjectives.window.parts import OpenWindow
 from rlobjectives.window.summary import ObjectiveOutput
 
@@ -37,6 +37,7 @@ def window_loss(window: OpenWindow, tokens: TokenBatch) -> ObjectiveOutput:
         window: What the blocks' weights and parts must know.
         tokens: The micro-batch, its layout as this rank may count it.
     """
+    check_read(tokens.extra, window.objective.reads(), window.objective.name)
     layout, frozen = tokens.layout, tokens.detach()
     everything = [(slice(0, layout.num_sequences), slice(0, layout.shape[0]))]
     # Context-parallel ranks exchange sums on the way, and one may hold more tokens than another.
@@ -176,10 +177,11 @@ class _Block:
         tokens, mask = self.tokens, self.tokens.layout.mask
         total = count(mask)
         found: dict[str, tuple[Tensor, Tensor]] = {}
-        for name in (*self.window.objective.columns(), "advantages"):
+        objective = self.window.objective
+        for name in dict.fromkeys((*objective.columns(), "advantages", *objective.own_columns)):
             column = tokens.get(name)
             if column is not None:
-                where = readable(self.window.objective, tokens, name)
+                where = readable(objective, tokens, name)
                 found |= column_faults(name, column, where, total if where is mask else None)
         assert self.value is not None
         found["loss"] = (nonfinite_count(self.value, mask), total)

@@ -10,11 +10,14 @@ from torch import Tensor
 from rlobjectives.checks import LOGPROBS, check_tensor, logprob_excess, nonfinite_count, suggestion
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.distributed.faults import ABOVE
-from rlobjectives.errors import MissingColumnError, ShapeError, WindowError
+from rlobjectives.errors import CapabilityError, MissingColumnError, ShapeError, WindowError
 from rlobjectives.estimators.base import Estimator
+from rlobjectives.estimators.function import FunctionEstimator
+from rlobjectives.estimators.weights import RewardWeights
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
 from rlobjectives.masking import count, select
+from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Stat, Sum
 from rlobjectives.tokens import TokenBatch
 from rlobjectives.window.parts import WindowParts
@@ -62,6 +65,22 @@ def check_read(extra: Collection[str], reads: Collection[str], objective: str) -
             )
 
 
+def check_rollouts_read(objective: WindowParts, rollouts: Rollouts) -> None:
+    """Refuse rewards at tokens, and columns of a user's own, that the estimator does not read and would lose."""
+    estimator, reads = objective.estimator, objective.estimator_reads()
+    if isinstance(estimator, FunctionEstimator) and not reads:
+        return  # a function may read anything
+    check_read(rollouts.extra, reads, objective.name)
+    declares = bool(reads) or isinstance(
+        estimator, RewardWeights
+    )  # a part of the version before declares nothing
+    if rollouts.token_rewards is not None and "token_rewards" not in reads and declares:
+        raise CapabilityError(
+            f"{type(estimator).__name__} does not read token_rewards, so they would be lost. Choose an estimator that credits "
+            "rewards at tokens (GAE, ReinforcePlusPlus), or leave them out."
+        )
+
+
 def own_part(layout: TokenLayout, communicator: Communicator) -> TokenLayout:
     """The layout as this rank may count it."""
     # Under context parallelism nobody may take the tokens at hand for the whole sequence, and one rank counts it.
@@ -83,9 +102,11 @@ def count_statistics(layout: TokenLayout) -> dict[str, Stat]:
 
 
 def readable(objective: WindowParts, tokens: TokenBatch, name: str) -> Tensor:
-    """Tokens at which a column must be finite."""
+    """Tokens, or sequences, at which a column must be finite."""
     # All counted ones, unless a part takes unknown ones upon itself.
     one = objective.reads().get(name)
+    if one is not None and one.column.per == "sequence":
+        return tokens.layout.sequence_mask()
     known = tokens.known(name) if one is not None and one.unknown else None
     return tokens.layout.mask if known is None else tokens.layout.mask & known
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rlobjectives import (
     CapabilityError,
+    KLPenalty,
     MissingColumnError,
     NonFiniteError,
     Objective,
@@ -166,7 +167,7 @@ class TestReinforcePlusPlusBaseline:
 
     def test_named(self):
         objective = Objective.named("reinforce_pp_baseline")
-        assert objective.kl is not None and objective.kl.estimator == "k2"
+        assert isinstance(objective.kl, KLPenalty) and objective.kl.estimator == "k2"
         with pytest.raises(CapabilityError, match="at least 2 completions"):
             objective.check(TrainerFacts(num_generations=1, offers={"ref_logprobs": True}))
         with pytest.raises(CapabilityError, match="normalize_advantages"):

@@ -20,6 +20,7 @@ from rlobjectives.integrations.lightning.updates import RoundMetrics, Updates
 from rlobjectives.metrics import group_metrics, length_metrics, reward_metrics
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Moments, Stat
+from rlobjectives.window.micro_batches import check_rollouts_read
 
 if TYPE_CHECKING:
     from rlobjectives.integrations.lightning.engine import Engine
@@ -177,6 +178,7 @@ class Round:
         """The experience with what an estimator adds to it, the estimate, and what is reported of the rollout."""
         estimator = self.objective.estimator
         rollouts = self._rollouts(experience)
+        check_rollouts_read(self.objective, rollouts)
         raw = estimator.estimate(rollouts)
         estimate = raw.to(experience.device)
         statistics: dict[str, Stat] = dict(reward_metrics(rollouts, estimator, estimate=raw))

@@ -145,7 +145,9 @@ def test_a_teacher_that_says_nothing_is_refused() -> None:
         tiny.trainer(
             ObjectiveGRPOTrainer, GRPOConfig(**tiny.options()), objective=WITH_TEACHER, generated=True
         )
-    with pytest.raises(CapabilityError, match='completion 0 came with none .* return "teacher_logprobs"'):
+    with pytest.raises(
+        CapabilityError, match=r"completion 0 came with none\. Let rollout_func return .teacher_logprobs."
+    ):
         run(ObjectiveGRPOTrainer, {"max_steps": 1}, objective=WITH_TEACHER)
     short = with_column("teacher_logprobs", lambda ids: teacher(ids)[1:])
     with pytest.raises(CapabilityError, match="numbers for its"):

@@ -11,12 +11,11 @@ pytest.importorskip("trl")
 import torch
 from torch import nn
 
-from rlobjectives import FixedBudget, PromptMean, SequenceMean, ShapeError, TokenMean
+from rlobjectives import GRPO, FixedBudget, Objective, PromptMean, SequenceMean, ShapeError, TokenMean
 from rlobjectives.integrations.dropout import largest_dropout
 from rlobjectives.integrations.trl.columns import KEPT, token_layout
 from rlobjectives.integrations.trl.rollout import global_rollouts, merge_rounds, unique_names
 from rlobjectives.integrations.trl.skip import StepSkipper, forget_unscaled
-from rlobjectives.integrations.trl.step_window import reads_prompts
 
 
 def test_layout_counts_what_no_mask_excludes() -> None:
@@ -109,8 +108,9 @@ def test_batches_that_are_not_whole_groups_are_refused() -> None:
 
 
 def test_reductions_that_read_prompts_are_found() -> None:
-    assert reads_prompts(PromptMean())
-    assert not any(reads_prompts(one) for one in (TokenMean(), SequenceMean(), FixedBudget(max_tokens=3)))
+    assert "prompt_tokens" in Objective(estimator=GRPO(), reduction=PromptMean()).reads()
+    for plain in (TokenMean(), SequenceMean(), FixedBudget(max_tokens=3)):
+        assert "prompt_tokens" not in Objective(estimator=GRPO(), reduction=plain).reads()
 
 
 def test_dropout_is_found() -> None:
