@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from rlobjectives.checks import check_choice, shown
-from rlobjectives.columns import COLUMNS
+from rlobjectives.columns import COLUMNS, OLD_FACTS, OLD_NEEDS
 from rlobjectives.errors import CapabilityError
 from rlobjectives.options import check_fields, option
 
@@ -47,13 +47,7 @@ def _old_flags(
 
 @_old_flags(
     "reads",
-    {
-        "needs_critic": "values",
-        "needs_behavior_logprobs": "behavior_logprobs",
-        "needs_ref_logprobs": "ref_logprobs",
-        "needs_teacher": "teacher_logprobs",
-        "uses_reward_components": "",
-    },
+    OLD_NEEDS,
     lambda reads, flags: frozenset({*reads, *(name for name, flag in flags.items() if flag)}),
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +99,11 @@ class Capabilities:
                 merged[one.name] = mine | theirs
         return Capabilities(**merged)  # type: ignore[arg-type]
 
-    needs_critic = property(lambda self: "values" in self.reads)
-    needs_behavior_logprobs = property(lambda self: "behavior_logprobs" in self.reads)
-    needs_ref_logprobs = property(lambda self: "ref_logprobs" in self.reads)
-    needs_teacher = property(lambda self: "teacher_logprobs" in self.reads)
+    def __getattr__(self, name: str) -> bool:
+        """A flag of the version before."""
+        if name in OLD_NEEDS:
+            return OLD_NEEDS[name] in self.reads
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def needs(self) -> tuple[str, ...]:
         """The flags that ask something of the trainer, in words, for tables."""
@@ -126,7 +121,7 @@ class Capabilities:
 
 @_old_flags(
     "offers",
-    {"has_critic": "values", "has_reference": "ref_logprobs", "has_teacher": "teacher_logprobs"},
+    OLD_FACTS,
     lambda offers, flags: {
         **dict(offers),
         **{name: flag for name, flag in flags.items() if flag is not None},
@@ -215,9 +210,11 @@ class TrainerFacts:
             if not isinstance(flag, bool):
                 raise CapabilityError(f"offers[{name!r}] is {shown(flag)}; expected True or False.")
 
-    has_critic = property(lambda self: self.offers.get("values"))
-    has_reference = property(lambda self: self.offers.get("ref_logprobs"))
-    has_teacher = property(lambda self: self.offers.get("teacher_logprobs"))
+    def __getattr__(self, name: str) -> bool | None:
+        """A fact of the version before."""
+        if name in OLD_FACTS:
+            return self.offers.get(OLD_FACTS[name])
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def gives(self, name: str) -> bool | None:
         """Whether the trainer gives a column; None where that is not known.

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from rlobjectives._moved import moved_names
 from rlobjectives.errors import CapabilityError, NonFiniteError, RLObjectivesError, ShapeError
 from rlobjectives.masking import count, select
 
 __all__ = [
-    "LOGPROBS",
     "check_choice",
     "check_device",
     "check_finite",
@@ -38,9 +38,6 @@ __all__ = [
     "shown",
     "suggestion",
 ]
-
-LOGPROBS = ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs")
-"""Columns of log-probabilities, which are never above 0."""
 
 ABOVE_ZERO = (
     "A log-probability is at most 0: were probabilities given, or logits, or negative log-likelihoods? Give "
@@ -310,3 +307,6 @@ def check_reward_names(given: object, width: int) -> tuple[str, ...]:
             f"reward_names is {tuple(given)!r}; expected {width} different names, one a reward column."
         )
     return tuple(given)
+
+
+__getattr__ = moved_names(__name__)

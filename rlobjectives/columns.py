@@ -9,7 +9,7 @@ from typing import Literal
 from rlobjectives.checks import check_choice, suggestion
 from rlobjectives.errors import CapabilityError
 
-__all__ = ["COLUMNS", "Column", "Read", "column", "read"]
+__all__ = ["COLUMNS", "LOGPROBS", "Column", "Read", "column", "read"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +135,24 @@ def _table() -> Iterator[Column]:
 
 COLUMNS: Mapping[str, Column] = {one.name: one for one in _table()}
 """The library's columns, by name."""
+LOGPROBS = tuple(name for name in COLUMNS if name.endswith("logprobs"))
+"""Columns of log-probabilities, which are never above 0."""
+TAUGHT = tuple(name for name, one in COLUMNS.items() if one.flags == "teacher_known")
+"""Columns that a teacher gives."""
+OLD_NEEDS: Mapping[str, str] = {
+    "needs_critic": "values",
+    "needs_behavior_logprobs": "behavior_logprobs",
+    "needs_ref_logprobs": "ref_logprobs",
+    "needs_teacher": TAUGHT[0],
+    "uses_reward_components": "",
+}
+"""Flags of `Capabilities` of the version before, and the column that each meant."""
+OLD_FACTS: Mapping[str, str] = {
+    "has_critic": "values",
+    "has_reference": "ref_logprobs",
+    "has_teacher": TAUGHT[0],
+}
+"""The same of `TrainerFacts`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from rlobjectives.checks import (
-    LOGPROBS,
     check_device,
     check_finite,
     check_floating,
@@ -21,7 +20,7 @@ from rlobjectives.checks import (
     check_tensor,
     refuse_booleans,
 )
-from rlobjectives.columns import COLUMNS
+from rlobjectives.columns import COLUMNS, LOGPROBS
 from rlobjectives.errors import MissingColumnError, NonFiniteError, ShapeError
 from rlobjectives.groups import Groups
 from rlobjectives.layouts import TokenLayout

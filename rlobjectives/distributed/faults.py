@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import LOGPROBS
-from rlobjectives.columns import COLUMNS
+from rlobjectives.columns import COLUMNS, LOGPROBS
 from rlobjectives.distributed.communicator import Communicator
 
 __all__ = ["ABOVE", "FIELDS", "STOPPING", "Fault", "in_words", "is_told", "told", "told_by"]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from rlobjectives.capabilities import TrainerFacts
-from rlobjectives.columns import COLUMNS, Read, column
+from rlobjectives.columns import COLUMNS, TAUGHT, Read, column
 from rlobjectives.estimators import Estimator
 from rlobjectives.objective import Objective
 from rlobjectives.reductions import LossReduction
@@ -23,7 +23,7 @@ __all__ = [
     "teacher_column",
 ]
 
-TEACHER = next(name for name, one in COLUMNS.items() if one.source == "a teacher")
+TEACHER = TAUGHT[0]
 """Under which a ``rollout_func`` returns a teacher's log-probabilities."""
 _RESULTS = ("logprobs", "advantages", "entropy", "returns", "old_values")
 ROLLOUT_COLUMNS = frozenset(name for name, one in COLUMNS.items() if not (one.follows or name in _RESULTS))

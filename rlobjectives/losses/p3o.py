@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.columns import Read, read
+from rlobjectives.columns import TAUGHT, Read, read
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses.base import PolicyLoss
@@ -207,7 +207,7 @@ class P3O(PolicyLoss):
         columns = {name for part in parts.values() for name in part.required().reads}
         if "values" in columns:
             yield _NO_CRITIC
-        if not columns.isdisjoint(("teacher_logprobs", "teacher_divergence")):
+        if not columns.isdisjoint(TAUGHT):
             yield _NO_TEACHER
 
     def statistics(self, tokens: TokenBatch, context: WindowContext) -> dict[str, Stat]:

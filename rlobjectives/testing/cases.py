@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlobjectives.columns import Column
+from rlobjectives.columns import LOGPROBS, Column
 from rlobjectives.layouts import PackedLayout, PaddedLayout, TokenLayout
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.testing.words import changed
@@ -303,7 +303,7 @@ def draw_case(
     }[rewards]
     scored = uniform(*shape) >= unscored
     columns: dict[str, Tensor] = {}
-    for name in ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs", "teacher_logprobs"):
+    for name in LOGPROBS:
         far = uniform(count, width) < 0.5  # half of the columns keep to a common level, half leave it
         columns[name] = -0.05 - torch.where(far, 2.0 + spread * normal(count, width), 1.5).abs()
     for name in ("entropy", "behavior_kl", "ref_kl", "teacher_divergence", "squared_probs"):

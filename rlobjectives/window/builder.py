@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import LOGPROBS
+from rlobjectives.columns import LOGPROBS
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.distributed.ending import ends_together
 from rlobjectives.distributed.synchronize import Fault, exchange

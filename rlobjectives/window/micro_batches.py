@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import LOGPROBS, check_tensor, logprob_excess, nonfinite_count, suggestion
+from rlobjectives.checks import check_tensor, logprob_excess, nonfinite_count, suggestion
+from rlobjectives.columns import LOGPROBS
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.distributed.faults import ABOVE
 from rlobjectives.errors import CapabilityError, MissingColumnError, ShapeError, WindowError

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rlobjectives.capabilities import TrainerFacts
-from rlobjectives.columns import COLUMNS
+from rlobjectives.columns import COLUMNS, TAUGHT
 from rlobjectives.corrections import ImportanceCorrection
 from rlobjectives.integrations.trl.columns import MADE
 from rlobjectives.objective import Objective
@@ -177,7 +177,7 @@ def trainer_facts(
         min_p=sampling.get("min_p"),
         behavior_logprobs="sampled" if has_sampler else "untruncated",
         normalize_advantages=False,
-        offers={name: name in MADE for name in COLUMNS} | {"teacher_logprobs": has_teacher},
+        offers={name: name in MADE for name in COLUMNS} | {TAUGHT[0]: has_teacher},
         can_prepass=True,
         context_parallel_size=1,
         whole_groups_per_window=config.gradient_accumulation_steps % config.steps_per_generation == 0,

@@ -174,7 +174,7 @@ def constant_objective() -> Objective:
 def test_what_cannot_be_fed_is_refused_with_a_reason() -> None:
     left = sorted(set(ALGORITHMS) - set(fed()))
     reasons = {
-        "optimal_token_baseline": "old_logprobs",
+        "optimal_token_baseline": "squared_probs",
         "ppo": "a critic",
         "remax": "greedy_rewards",
         "vapo": "a critic",
