@@ -94,14 +94,14 @@ class Component(abc.ABC):
         """The metrics of this very instance; the class's, unless options change them."""
         return self.metrics
 
-    def violations(self, facts: TrainerFacts) -> Iterable[str]:
-        """Mismatches with the trainer that flags alone cannot say, one sentence each."""
-        del facts
-        return ()
+    def conflicts(self, parts: Mapping[str, Component], facts: TrainerFacts) -> Iterable[str]:
+        """Contradictions with the other parts of an objective and with the trainer, one sentence each.
 
-    def conflicts(self, parts: Mapping[str, Component]) -> Iterable[str]:
-        """Contradictions with the other parts of an objective (by field), one sentence each."""
-        del parts
+        Args:
+            parts: All parts, by field.
+            facts: What the trainer says of itself; it says nothing yet where an objective is made.
+        """
+        del parts, facts
         return ()
 
 

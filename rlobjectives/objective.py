@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -110,7 +111,7 @@ class Objective:
             )
             object.__setattr__(self, "name", getattr(named, "__name__", type(named).__name__))
         parts = self.parts()
-        found = [sentence for part in parts.values() for sentence in part.conflicts(parts)]
+        found = [sentence for part in parts.values() for sentence in _conflicts(part, parts, TrainerFacts())]
         if found:
             raise CapabilityError(
                 "\n  - ".join([f"{self.name} has parts that contradict each other:", *found])
@@ -263,9 +264,9 @@ class Objective:
             raise CapabilityError(
                 f"facts is {type(facts).__name__}; expected TrainerFacts(num_generations=..., …)."
             )
-        capability.check(self.name, self.capabilities, facts, self.violations(facts))
+        capability.check(self.name, self.capabilities, facts, self.mismatches(facts))
 
-    def violations(self, facts: TrainerFacts) -> list[str]:
+    def mismatches(self, facts: TrainerFacts) -> list[str]:
         """Columns that the trainer lacks, and what else the parts have against it, one sentence each."""
         needed = {
             name: one.column
@@ -274,7 +275,8 @@ class Objective:
             if one.required and facts.gives(name) is False
         }
         own = [_lacking(column) for column in needed.values() if column.follows not in needed]
-        own += [sentence for part in self.parts().values() for sentence in part.violations(facts)]
+        parts = self.parts()
+        own += [sentence for part in parts.values() for sentence in _conflicts(part, parts, facts)]
         needs, columns = self.capabilities, self.estimator.columns
         if facts.normalize_advantages and columns > 1 and not needs.forbids_normalize_advantages:
             own.append(_two_normalisations(self.estimator))
@@ -320,6 +322,18 @@ def _reads(part: Component) -> Iterator[Read]:
             2,
         )
         yield read(name, required=False, unknown=True)
+
+
+def _conflicts(part: Component, parts: Mapping[str, Component], facts: TrainerFacts) -> Iterator[str]:
+    """What a part says, also in words of the version before."""
+    old = len(inspect.signature(part.conflicts).parameters) < 2
+    yield from part.conflicts(parts) if old else part.conflicts(parts, facts)  # type: ignore[call-arg]
+    violations = getattr(part, "violations", None)
+    if old or violations is not None:
+        warnings.warn(
+            f"{type(part).__name__}: write one method conflicts(self, parts, facts)", DeprecationWarning, 2
+        )
+    yield from violations(facts) if violations is not None else ()
 
 
 def _lacking(column: Column) -> str:

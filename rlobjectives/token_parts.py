@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from rlobjectives.capabilities import TrainerFacts
 from rlobjectives.checks import refuse_rows
 from rlobjectives.component import Component, WindowContext
 from rlobjectives.errors import MissingColumnError, RLObjectivesError
@@ -130,8 +131,9 @@ class TokenTerm(TokenPart):
         """Whether the slope differs from the derivative of the value on purpose, as behind a stop-gradient."""
         return False
 
-    def conflicts(self, parts: Mapping[str, Component]) -> Iterable[str]:
+    def conflicts(self, parts: Mapping[str, Component], facts: TrainerFacts) -> Iterable[str]:
         """A loss shared by a sequence's tokens cannot take weights that differ between them."""
+        del facts
         reduction = parts.get("reduction")
         if self.sequence_level and getattr(reduction, "token_level", False):
             yield (

@@ -289,6 +289,29 @@ class TestWhatTheTrainerOffers:
             assert Objective(estimator=GRPO(), kl=Lenient(coef=0.1)).reads()["teacher_logprobs"].unknown
 
 
+class TestContradictionsInTheWordsBefore:
+    def test_with_other_parts(self) -> None:
+        class Shy(Marked):
+            def conflicts(self, parts):  # type: ignore[no-untyped-def, override]
+                if "kl" in parts:
+                    yield "it goes with no kl."
+
+        with pytest.warns(DeprecationWarning, match=r"Shy: write one method conflicts\(self, parts, facts\)"):
+            Objective(estimator=GRPO(), terms=(Shy(),))
+        with pytest.warns(DeprecationWarning), pytest.raises(CapabilityError, match="it goes with no kl"):
+            Objective(estimator=GRPO(), terms=(Shy(),), kl=KLPenalty(coef=0.1))
+
+    def test_with_the_trainer(self) -> None:
+        class Cold(Marked):
+            def violations(self, facts: TrainerFacts) -> list[str]:
+                return ["it needs temperature 1."] if facts.temperature not in (None, 1.0) else []
+
+        with pytest.warns(DeprecationWarning):
+            objective = Objective(estimator=GRPO(), terms=(Cold(),))
+        with pytest.warns(DeprecationWarning), pytest.raises(CapabilityError, match="it needs temperature 1"):
+            objective.check(TrainerFacts(temperature=0.5))
+
+
 def test_token_rewards_that_nothing_reads_are_refused() -> None:
     rollouts = Rollouts(
         rewards=torch.tensor([1.0, 0.0]),

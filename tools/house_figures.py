@@ -31,9 +31,9 @@ ROWS = re.compile(
 """Rows of README.md that `tools/parts_table.py` writes."""
 MECHANISMS: Mapping[str, str] = {
     "columns that parts read and trainers offer": r"^    reads: ClassVar|def (reads|offers)\(",
-    "contradictions between parts (conflicts)": r"def conflicts\(",
+    "contradictions with other parts and the trainer (conflicts)": r"def conflicts\(",
     "flags of needs (Capabilities.needs_…)": r"^    needs_(?!prepass)\w+: bool",
-    "facts of what is there (TrainerFacts.has_…)": r"^    has_\w+: bool",
+    "facts of what is there (TrainerFacts.has_…)": r"^    has_(critic|reference|teacher): bool \| None",
     "sentences about the trainer (violations)": r"def violations\(self",
     "columns that may be unknown (tolerates)": r"def tolerates\(",
     "dry runs that catch what is missing": r"def (missing_columns|reads_column)\(",

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from rlobjectives.capabilities import Capabilities
+from rlobjectives.capabilities import Capabilities, TrainerFacts
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.corrections.base import PolicyCorrection, TokenWeights, denominator_conflict
 from rlobjectives.maths.quantile import ROUNDS, quantile_histogram, window_cutoff, window_quantile
@@ -72,8 +72,9 @@ class EntropyMask(PolicyCorrection):
         own = Capabilities(needs_prepass=True, communicates_in_loss=self.shrinks_denominator)
         return super().required().merge(own)
 
-    def conflicts(self, parts: Mapping[str, Component]) -> Iterable[str]:
+    def conflicts(self, parts: Mapping[str, Component], facts: TrainerFacts) -> Iterable[str]:
         """Single tokens cannot leave a loss that a sequence shares."""
+        del facts
         policy = parts.get("policy_loss")
         if isinstance(policy, TokenTerm) and policy.sequence_level:
             yield (

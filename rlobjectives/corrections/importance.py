@@ -142,8 +142,8 @@ class ImportanceCorrection(PolicyCorrection):
         """The mean weight, when normalising."""
         return {"weight": Mean} if self.normalize else {}
 
-    def violations(self, facts: TrainerFacts) -> Iterable[str]:
-        """Correcting twice is refused."""
+    def conflicts(self, parts: Mapping[str, Component], facts: TrainerFacts) -> Iterable[str]:
+        """A loss that corrects by itself, and weights that a loss or a reduction cannot take, are refused; and correcting twice."""
         if facts.old_logprobs == "behavior":
             yield (
                 "the policy loss already takes its ratio against the sampler's log-probabilities "
@@ -155,9 +155,6 @@ class ImportanceCorrection(PolicyCorrection):
                 "the trainer already weights tokens for the mismatch with the sampler, and "
                 "ImportanceCorrection would do it again. Turn one of them off."
             )
-
-    def conflicts(self, parts: Mapping[str, Component]) -> Iterable[str]:
-        """A loss that corrects by itself, and weights that a loss or a reduction cannot take, are refused."""
         policy, reduction = parts.get("policy_loss"), parts.get("reduction")
         if policy is not None and "behavior_logprobs" in policy.required().reads:
             yield (

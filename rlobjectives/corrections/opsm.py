@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from rlobjectives.capabilities import Capabilities
+from rlobjectives.capabilities import Capabilities, TrainerFacts
 from rlobjectives.columns import Read, read
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.corrections.base import PolicyCorrection, TokenWeights, denominator_conflict
@@ -72,8 +72,9 @@ class OPSM(PolicyCorrection):
         """The sampler's log-probabilities, when the drift is from them."""
         return (read("behavior_logprobs"),) if self.against == "behavior" else ()
 
-    def conflicts(self, parts: Mapping[str, Component]) -> Iterable[str]:
+    def conflicts(self, parts: Mapping[str, Component], facts: TrainerFacts) -> Iterable[str]:
         """Denominators that cannot shrink, and single tokens dropped from a sequence-level loss."""
+        del facts
         estimator, policy = parts.get("estimator"), parts.get("policy_loss")
         if (
             isinstance(policy, TokenTerm)

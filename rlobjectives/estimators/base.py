@@ -147,9 +147,15 @@ class Estimator(Component):
         del context
         return None
 
-    def violations(self, facts: TrainerFacts) -> Iterable[str]:
-        """A window in which nobody can be compared with another."""
-        yield from super().violations(facts)
+    @property
+    def reward_kl_coef(self) -> float:
+        """Weight β of the divergence from the reference policy in the rewards; 0 where there is none of it."""
+        coef: float = getattr(self, "kl_coef", 0.0)
+        return coef
+
+    def conflicts(self, parts: Mapping[str, Component], facts: TrainerFacts) -> Iterable[str]:
+        """A divergence from the reference that is charged twice, and a window in which nobody can be compared."""
+        yield from super().conflicts(parts, facts)
         count = facts.window_sequences
         if self.compares_window and count is not None and count < 2:
             yield (
@@ -157,16 +163,6 @@ class Estimator(Component):
                 f"has {count}: every advantage would be 0, for ever. Let a step have at least 2"
                 + (f" ({facts.window_settings})." if facts.window_settings else ".")
             )
-
-    @property
-    def reward_kl_coef(self) -> float:
-        """Weight β of the divergence from the reference policy in the rewards; 0 where there is none of it."""
-        coef: float = getattr(self, "kl_coef", 0.0)
-        return coef
-
-    def conflicts(self, parts: Mapping[str, Component]) -> Iterable[str]:
-        """A divergence from the reference that is charged twice."""
-        yield from super().conflicts(parts)
         kl = parts.get("kl")
         if getattr(kl, "coef", 0.0) > 0.0 and self.reward_kl_coef > 0.0:
             yield (

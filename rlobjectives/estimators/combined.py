@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from rlobjectives.capabilities import Capabilities, TrainerFacts
 from rlobjectives.checks import check_numbers, shown
 from rlobjectives.columns import Read, merged
-from rlobjectives.component import Metric, WindowContext
+from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.normalized import Normalized
@@ -146,9 +145,12 @@ class Combined(Estimator):
         """The metrics of every estimator."""
         return {name: metric for part in self.estimators for name, metric in part.declared_metrics().items()}
 
-    def violations(self, facts: TrainerFacts) -> Iterable[str]:
+    def conflicts(self, parts: Mapping[str, Component], facts: TrainerFacts) -> Iterable[str]:
         """What any of the estimators objects to."""
-        return itertools.chain.from_iterable(part.violations(facts) for part in self.estimators)
+        yield from super().conflicts(parts, facts)
+        others = {name: part for name, part in parts.items() if name != "kl"}  # said above
+        for part in self.estimators:
+            yield from part.conflicts(others, facts)
 
     def few_samples(self, context: WindowContext) -> Tensor | None:
         """Whether any of the estimators has too few samples."""

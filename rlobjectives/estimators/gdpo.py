@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import Capabilities, TrainerFacts
-from rlobjectives.component import WindowContext
+from rlobjectives.component import Component, WindowContext
 from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.weights import RewardWeights
@@ -114,13 +114,13 @@ class GDPO(RewardWeights, Estimator):
                 "column, or choose GRPO for a single reward."
             )
 
-    def violations(self, facts: TrainerFacts) -> Iterable[str]:
+    def conflicts(self, parts: Mapping[str, Component], facts: TrainerFacts) -> Iterable[str]:
         """Rewards that do not match the weights, or are too few."""
         count = facts.num_rewards
         if count is not None and count < 2:
             yield f"GDPO separates at least 2 rewards; there is {count}. Add one, or choose GRPO."
             facts = replace(facts, num_rewards=None, reward_names=None)
-        yield from super().violations(facts)
+        yield from super().conflicts(parts, facts)
 
     def reward_weights(self, names: tuple[str, ...]) -> tuple[float, ...]:
         """The weights in column order.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlobjectives.capabilities import TrainerFacts
-from rlobjectives.component import WindowContext
+from rlobjectives.component import Component, WindowContext
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.maths.whitening import differs, whiten
@@ -47,9 +47,9 @@ class Normalized(Estimator):
     epsilon: float = option(1e-8, low=0)
     epsilon_mode: Literal["add", "variance", "floor"] = "variance"
 
-    def violations(self, facts: TrainerFacts) -> Iterable[str]:
+    def conflicts(self, parts: Mapping[str, Component], facts: TrainerFacts) -> Iterable[str]:
         """Normalisation done twice."""
-        yield from super().violations(facts)
+        yield from super().conflicts(parts, facts)
         if (
             self.normalize != "none"
             and facts.normalize_advantages

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rlobjectives.capabilities import TrainerFacts
 from rlobjectives.checks import check_number, check_numbers
+from rlobjectives.component import Component
 from rlobjectives.errors import CapabilityError
 from rlobjectives.maths.reward_sum import RewardSum, combined_reward
 from rlobjectives.rollouts import Rollouts
@@ -56,9 +57,9 @@ class RewardWeights(_Base):
             check_numbers("weights", self.weights, low=self.lowest_weight)
             object.__setattr__(self, "weights", tuple(self.weights))
 
-    def violations(self, facts: TrainerFacts) -> Iterable[str]:
+    def conflicts(self, parts: Mapping[str, Component], facts: TrainerFacts) -> Iterable[str]:
         """Weights that do not match the rewards."""
-        yield from super().violations(facts)
+        yield from super().conflicts(parts, facts)
         if self.weights is None:
             return
         if facts.reward_names is not None:

@@ -1,4 +1,4 @@
-"""What the version before asked by a dry run. Parts declare what they read (`Component.reads`); ask `Objective.violations`."""
+"""What the version before asked by a dry run. Parts declare what they read (`Component.reads`); ask `Objective.mismatches`."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def missing_columns(
     rollout_columns: Collection[str] = ROLLOUT_COLUMNS,
     token_columns: Collection[str] = tuple(COLUMNS),
 ) -> tuple[str, ...]:
-    """What an objective lacks where a trainer gives these columns: `Objective.violations`."""
+    """What an objective lacks where a trainer gives these columns: `Objective.mismatches`."""
     given = {*rollout_columns, *token_columns, "logprobs", "advantages"}
     offers = {name: name in given for name in COLUMNS}
     facts = TrainerFacts(reward_names=reward_names, num_generations=num_generations, offers=offers)
-    return tuple(objective.violations(facts))
+    return tuple(objective.mismatches(facts))
 
 
 def reads_column(

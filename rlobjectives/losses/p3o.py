@@ -193,19 +193,14 @@ class P3O(PolicyLoss):
         """The window's weights, in step scope."""
         return {"weights": EffectiveSize} if self.ess_scope == "step" else {}
 
-    def violations(self, facts: TrainerFacts) -> Iterable[str]:
-        """A critic and a correction of the trainer's own are refused."""
-        if facts.gives("values"):
-            yield _NO_CRITIC
+    def conflicts(self, parts: Mapping[str, Component], facts: TrainerFacts) -> Iterable[str]:
+        """A sequence mask, a critic, a teacher and a correction of the trainer's own are refused; a part's refuses by itself."""
         if facts.importance_correction:
             yield _NO_CORRECTION.format("the trainer's own importance weights")
-
-    def conflicts(self, parts: Mapping[str, Component]) -> Iterable[str]:
-        """A sequence mask, a critic and a teacher are refused; a correction refuses by itself."""
         if "off_policy_mask" in parts:
             yield _NO_CORRECTION.format(type(parts["off_policy_mask"]).__name__)
         columns = {name for part in parts.values() for name in part.required().reads}
-        if "values" in columns:
+        if "values" in columns or facts.gives("values"):
             yield _NO_CRITIC
         if not columns.isdisjoint(TAUGHT):
             yield _NO_TEACHER

@@ -73,22 +73,22 @@ def test_other_names_are_refused_with_both_lists(kind: Any, names: tuple[str, ..
     estimator = kind(weights=NAMED, **given_options(kind))
     with pytest.raises(CapabilityError, match=r"\['correct', 'format'\]; the rewards are .*'style'\]"):
         estimator.reward_weights(names)
-    found = list(estimator.violations(TrainerFacts(num_rewards=len(names), reward_names=names)))
+    found = list(estimator.conflicts({}, TrainerFacts(num_rewards=len(names), reward_names=names)))
     assert len(found) == 1
     assert kind.__name__ in found[0]
     assert "the rewards are" in found[0]
-    assert not list(estimator.violations(TrainerFacts(num_rewards=2, reward_names=("format", "correct"))))
+    assert not list(estimator.conflicts({}, TrainerFacts(num_rewards=2, reward_names=("format", "correct"))))
 
 
 @every_kind
 def test_another_number_is_refused_at_setup(kind: Any) -> None:
     estimator = kind(weights=(1.0, 0.5), **given_options(kind))
-    found = list(estimator.violations(TrainerFacts(num_rewards=3)))
+    found = list(estimator.conflicts({}, TrainerFacts(num_rewards=3)))
     assert found == [f"{kind.__name__} has 2 weights for 3 rewards. Give one weight a reward."]
     with pytest.raises(CapabilityError, match=f"{kind.__name__} has 2 weights for 3 rewards"):
         estimator.reward_weights(("a", "b", "c"))
-    assert not list(estimator.violations(TrainerFacts(num_rewards=2)))
-    assert not list(kind(**given_options(kind)).violations(TrainerFacts(num_rewards=3)))
+    assert not list(estimator.conflicts({}, TrainerFacts(num_rewards=2)))
+    assert not list(kind(**given_options(kind)).conflicts({}, TrainerFacts(num_rewards=3)))
 
 
 @every_kind

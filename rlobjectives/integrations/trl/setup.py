@@ -141,7 +141,7 @@ class SetupMixin(SamplingMixin):
             has_sampler=has_sampler,
             has_teacher=own_sampler,
         )
-        found += [*option_violations(config, objective), *objective.violations(facts)]
+        found += [*option_violations(config, objective), *objective.mismatches(facts)]
         found += violations(
             objective,
             config,
