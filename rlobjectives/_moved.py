@@ -46,6 +46,7 @@ MODULES: Mapping[str, str] = {
 """Modules that have moved, old place to new."""
 
 NAMES: Mapping[str, Mapping[str, str]] = {
+    "capabilities": {"fit": "check"},
     "checks": {"columns": "LOGPROBS"},
     "estimators": {
         "functional": "adaptive_trace_decay grpo_estimate lambda_returns overlong_penalty vtrace_returns whiten",

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 
 from torch import Tensor
 
-from rlobjectives import capabilities as capability
 from rlobjectives.building import build
 from rlobjectives.capabilities import Capabilities, TrainerFacts
 from rlobjectives.checks import shown
-from rlobjectives.columns import COLUMNS, Column, Read, merged, read
+from rlobjectives.columns import COLUMNS, Read, merged, read
 from rlobjectives.component import Component, Metric
 from rlobjectives.corrections import OPSM, EntropyMask, ImportanceCorrection
 from rlobjectives.corrections.base import PolicyCorrection
@@ -23,6 +20,8 @@ from rlobjectives.descriptions import described
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.errors import CapabilityError, WindowError
 from rlobjectives.estimators import Estimator, FunctionEstimator
+from rlobjectives.fit import check as check_fit
+from rlobjectives.fit import conflicts_of, lacking, reads_of, two_normalisations
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses import ClippedSurrogate, PolicyLoss
 from rlobjectives.metrics.advantages import ADVANTAGE_METRICS
@@ -32,7 +31,7 @@ from rlobjectives.slots import slots_of
 from rlobjectives.statistics import Mean, Stat, Sum
 from rlobjectives.terms import AdvantageShaping, ClippedValueLoss, Distillation, KLPenalty
 from rlobjectives.terms.kl import REFERENCE_METRICS
-from rlobjectives.token_parts import TokenPart, TokenTerm
+from rlobjectives.token_parts import TokenMetric, TokenPart, TokenTerm
 from rlobjectives.window import Window, WindowBuilder
 
 __all__ = ["OBJECTIVE_METRICS", "Objective"]
@@ -67,6 +66,7 @@ class Objective:
         distillation: What a teacher adds, to the advantages or to the loss.
         value_loss: Trains a critic in the same window.
         terms: Losses of your own, each added to every token and reported as ``loss/class_name``.
+        metrics: What else to report of the tokens, each a `TokenMetric` of your own.
         entropy_coef: Weight c_H ≥ 0 of the entropy bonus.
         name: What messages call this objective; the algorithm's name, or the estimator's.
 
@@ -93,6 +93,7 @@ class Objective:
     distillation: Distillation | AdvantageShaping | TokenTerm | None = None
     value_loss: ClippedValueLoss | TokenTerm | None = None
     terms: tuple[TokenTerm, ...] = ()
+    metrics: tuple[TokenMetric, ...] = ()
     entropy_coef: float = option(0.0, low=0)
     name: str = ""
 
@@ -111,7 +112,9 @@ class Objective:
             )
             object.__setattr__(self, "name", getattr(named, "__name__", type(named).__name__))
         parts = self.parts()
-        found = [sentence for part in parts.values() for sentence in _conflicts(part, parts, TrainerFacts())]
+        found = [
+            sentence for part in parts.values() for sentence in conflicts_of(part, parts, TrainerFacts())
+        ]
         if found:
             raise CapabilityError(
                 "\n  - ".join([f"{self.name} has parts that contradict each other:", *found])
@@ -161,7 +164,7 @@ class Objective:
     def _parts(self) -> dict[str, Component]:
         found = {one.name: getattr(self, one.name) for one in fields(self)}
         parts = {name: part for name, part in found.items() if isinstance(part, Component)}
-        for term in self.terms:
+        for term in (*self.terms, *self.metrics):
             snake = re.sub(
                 r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(term).__name__
             ).lower()
@@ -174,6 +177,10 @@ class Objective:
     def token_terms(self) -> dict[str, TokenTerm]:
         """The parts that add a loss to every token, by field."""
         return {name: part for name, part in self._parts.items() if isinstance(part, TokenTerm)}
+
+    def token_metrics(self) -> dict[str, TokenMetric]:
+        """The parts that report something and change nothing, by name."""
+        return {name: part for name, part in self._parts.items() if isinstance(part, TokenMetric)}
 
     def token_parts(self) -> dict[str, TokenPart]:
         """The parts that read tokens, by field."""
@@ -196,7 +203,7 @@ class Objective:
 
     @cached_property
     def _reads(self) -> Mapping[str, Read]:
-        found = [one for part in self._parts.values() if part is not self.estimator for one in _reads(part)]
+        found = [one for part in self._parts.values() if part is not self.estimator for one in reads_of(part)]
         if self.entropy_coef:
             found.append(read("entropy"))
         if "ref_logprobs" in self.estimator_reads():
@@ -205,7 +212,7 @@ class Objective:
 
     def estimator_reads(self) -> Mapping[str, Read]:
         """What the estimator reads of rollouts, by column."""
-        return merged(_reads(self.estimator))
+        return merged(reads_of(self.estimator))
 
     @cached_property
     def capabilities(self) -> Capabilities:
@@ -264,7 +271,7 @@ class Objective:
             raise CapabilityError(
                 f"facts is {type(facts).__name__}; expected TrainerFacts(num_generations=..., …)."
             )
-        capability.check(self.name, self.capabilities, facts, self.mismatches(facts))
+        check_fit(self.name, self.capabilities, facts, self.mismatches(facts))
 
     def mismatches(self, facts: TrainerFacts) -> list[str]:
         """Columns that the trainer lacks, and what else the parts have against it, one sentence each."""
@@ -274,12 +281,12 @@ class Objective:
             for name, one in reads.items()
             if one.required and facts.gives(name) is False
         }
-        own = [_lacking(column) for column in needed.values() if column.follows not in needed]
+        own = [lacking(column) for column in needed.values() if column.follows not in needed]
         parts = self.parts()
-        own += [sentence for part in parts.values() for sentence in _conflicts(part, parts, facts)]
+        own += [sentence for part in parts.values() for sentence in conflicts_of(part, parts, facts)]
         needs, columns = self.capabilities, self.estimator.columns
         if facts.normalize_advantages and columns > 1 and not needs.forbids_normalize_advantages:
-            own.append(_two_normalisations(self.estimator))
+            own.append(two_normalisations(self.estimator))
         return own
 
     def window(self, communicator: Communicator | None = None) -> WindowBuilder:
@@ -309,42 +316,3 @@ class Objective:
             for estimate, layout in micro_batches:
                 builder.add(estimate=estimate, layout=layout)
         return builder.freeze()
-
-
-def _reads(part: Component) -> Iterator[Read]:
-    """What a part declares, and what it says in words of the version before."""
-    yield from part.declared_reads()
-    yield from (read(name) for name in part.required().reads if name in COLUMNS)
-    for name in getattr(part, "tolerates", tuple)():
-        warnings.warn(
-            f"{type(part).__name__}.tolerates: write reads = (read({name!r}, unknown=True),)",
-            DeprecationWarning,
-            2,
-        )
-        yield read(name, required=False, unknown=True)
-
-
-def _conflicts(part: Component, parts: Mapping[str, Component], facts: TrainerFacts) -> Iterator[str]:
-    """What a part says, also in words of the version before."""
-    old = len(inspect.signature(part.conflicts).parameters) < 2
-    yield from part.conflicts(parts) if old else part.conflicts(parts, facts)  # type: ignore[call-arg]
-    violations = getattr(part, "violations", None)
-    if old or violations is not None:
-        warnings.warn(
-            f"{type(part).__name__}: write one method conflicts(self, parts, facts)", DeprecationWarning, 2
-        )
-    yield from violations(facts) if violations is not None else ()
-
-
-def _lacking(column: Column) -> str:
-    what = column.source or column.meaning or "a column of your own"
-    remedy = f"{column.remedy}, or choose" if column.remedy else "Choose"
-    return f"it needs {what} ({column.name}); the trainer has none. {remedy} an objective without."
-
-
-def _two_normalisations(estimator: Estimator) -> str:
-    return (
-        f"{type(estimator).__name__} finishes its advantages in the window, from {estimator.columns} numbers each, and "
-        f"normalize_advantages would whiten them before. Turn normalize_advantages off. To whiten, "
-        'give the estimator normalize="window" if it has that option, or choose one that whitens (GDPO).'
-    )

@@ -22,12 +22,12 @@ from rlobjectives.checks import (
 )
 from rlobjectives.columns import COLUMNS, LOGPROBS
 from rlobjectives.errors import MissingColumnError, NonFiniteError, ShapeError
+from rlobjectives.extra import extra_of_rollouts, missing
 from rlobjectives.groups import Groups
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
 from rlobjectives.masking import select
 from rlobjectives.scores import stray_rewards
-from rlobjectives.tokens import check_extra, missing
 
 __all__ = ["Groups", "Rollouts", "check_rollouts"]
 
@@ -157,23 +157,7 @@ class Rollouts:
         self._check_scored_rewards(genuine)
         self._check_tokens(count)
         self._check_sequences(count)
-        self._check_extra(count)
-
-    def _check_extra(self, count: int) -> None:
-        found = {}
-        for name, column in check_extra(self.extra, self).items():
-            label, tokens = f"extra[{name!r}]", None if self.layout is None else self.layout.shape
-            whole = tuple(column.shape) == (count,)
-            if not whole and tuple(column.shape) != tokens:
-                per_token = "" if tokens is None else f", or {list(tokens)}, one per token"
-                raise ShapeError(
-                    f"{label} has shape {list(column.shape)}; expected [{count}], one entry per sequence{per_token}."
-                )
-            check_device(label, column, self.rewards.device, "rewards")
-            if column.is_floating_point() and tokens != (count,):  # else nobody knows which places count
-                check_finite(label, column, self.genuine if whole else self.tokens(label).mask)
-            found[name] = column.detach()
-        self._set("extra", found)
+        self._set("extra", extra_of_rollouts(self.extra, self))
 
     def _coarsest(self, rewards: Tensor) -> torch.dtype:
         found = [rewards.dtype] + ([] if self.greedy_rewards is None else [self.greedy_rewards.dtype])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar, NamedTuple
@@ -16,7 +17,7 @@ from rlobjectives.errors import MissingColumnError, RLObjectivesError
 from rlobjectives.statistics import Stat
 from rlobjectives.tokens import COLUMNS, TokenBatch
 
-__all__ = ["TokenLoss", "TokenPart", "TokenTerm", "reading"]
+__all__ = ["TokenLoss", "TokenMetric", "TokenPart", "TokenTerm", "reading"]
 
 
 class TokenLoss(NamedTuple):
@@ -111,6 +112,41 @@ class TokenPart(Component):
         """Which tokens this part leaves in the policy loss, bool, shaped like the mask; all by default."""
         del context
         return torch.ones_like(tokens.layout.mask)
+
+
+class TokenMetric(TokenPart):
+    """Reports something of the tokens of a window and changes nothing: an entry of an objective's ``metrics``.
+
+    What `measure` gives for each micro-batch is merged over all micro-batches and ranks by its statistic, and reported
+    with the window's other metrics, under the names that ``metrics`` declares.
+
+    Example:
+        >>> from rlobjectives import GRPO, Mean, Metric, Objective, PaddedLayout, TokenBatch
+        >>> class Surprise(TokenMetric):
+        ...     metrics = {"policy/surprise": Metric(Mean, "fraction", "tokens below a probability of 1 %")}
+        ...     def measure(self, tokens, context):
+        ...         return {"policy/surprise": Mean.of((tokens.logprobs < -4.6).double(), tokens.layout.mask)}
+        >>> layout = PaddedLayout(torch.tensor([[True, True], [True, False]]))
+        >>> objective = Objective(estimator=GRPO(), metrics=(Surprise(),))
+        >>> estimate = torch.tensor([1.0, -1.0])
+        >>> window = objective.freeze([(estimate, layout)])
+        >>> tokens = TokenBatch(logprobs=torch.tensor([[-1.0, -9.0], [-0.5, -9.0]]), layout=layout)
+        >>> output = window.loss(tokens.replace(advantages=window.advantages(estimate, layout)))
+        >>> round(window.summarize([output])["policy/surprise"], 4)
+        0.3333
+    """
+
+    @abc.abstractmethod
+    def measure(self, tokens: TokenBatch, context: WindowContext) -> Mapping[str, Stat]:
+        """Statistics of one micro-batch.
+
+        Args:
+            tokens: One micro-batch, or some of its sequences, without gradient. Advantages are final.
+            context: What the window knows.
+
+        Returns:
+            By the names that ``metrics`` declares; only tokens under the mask may count.
+        """
 
 
 class TokenTerm(TokenPart):

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlobjectives.checks import check_device, check_floating, check_mask, check_tensor, shown
+from rlobjectives.checks import check_device, check_floating, check_mask
 from rlobjectives.columns import COLUMNS as KNOWN
 from rlobjectives.errors import MissingColumnError, ShapeError
+from rlobjectives.extra import check_extra, missing
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.layouts.base import check_layout
 
@@ -192,32 +193,6 @@ COLUMNS = tuple(name for name in _FIELDS if name in KNOWN)
 WITH_GRADIENT = tuple(name for name in COLUMNS if KNOWN[name].gradient)
 """Columns that carry gradient."""
 _FLAGS = tuple(dict.fromkeys(KNOWN[name].flags for name in COLUMNS if KNOWN[name].flags))
-
-
-def missing(name: str, reader: object, record: str, known: bool) -> str:
-    """What to say to a part that reads a column that nobody gave."""
-    reader = reader if isinstance(reader, str) else type(reader).__name__
-    there = "the rollouts carry" if record == "Rollouts" else f"the {record} carries"
-    give = f"{name}=..." if known else f"extra={{{name!r}: ...}}"
-    return f"{reader} reads {name}, but {there} none. Give {record}({give})."
-
-
-def check_extra(extra: Mapping[str, Tensor], record: object) -> Mapping[str, Tensor]:
-    """Columns of a user's own, if they are tensors by name.
-
-    Raises:
-        ShapeError: If they are not, or one has the name of a field of the record.
-    """
-    kind = type(record)
-    if not isinstance(extra, Mapping):
-        raise ShapeError(f"extra is {shown(extra)}; expected columns by name.")
-    for name, column in extra.items():
-        if any(name == one.name for one in dataclasses.fields(kind)):  # type: ignore[arg-type]
-            raise ShapeError(
-                f"extra has {name!r}, which {kind.__name__} has itself. Give {kind.__name__}({name}=...)."
-            )
-        check_tensor(f"extra[{name!r}]", column)
-    return extra
 
 
 def check_tokens(tokens: object) -> None:

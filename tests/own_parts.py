@@ -14,10 +14,13 @@ from rlobjectives import (
     Estimator,
     FixedBudget,
     LossReduction,
+    Mean,
+    Metric,
     Objective,
     PolicyCorrection,
     PolicyLoss,
     Rollouts,
+    TokenMetric,
     TokenTerm,
     TokenWeights,
 )
@@ -75,6 +78,15 @@ class OwnShaping(AdvantageShaping):
         return tokens.replace(advantages=self.scale * tokens.need("advantages", "OwnShaping")), {}
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnMetric(TokenMetric):
+    scale: float = 1.0
+    metrics = {"own/certainty": Metric(Mean, "probability", "probability of the sampled tokens")}
+
+    def measure(self, tokens, context):
+        return {"own/certainty": Mean.of(self.scale * tokens.logprobs.exp(), tokens.layout.mask)}
+
+
 SLOTS: Mapping[str, type[Component]] = {
     "estimator": OwnEstimator,
     "policy_loss": OwnLoss,
@@ -86,6 +98,7 @@ SLOTS: Mapping[str, type[Component]] = {
     "value_loss": OwnTerm,
     "distillation": OwnShaping,
     "terms": OwnTerm,
+    "metrics": OwnMetric,
 }
 """What may stand in each field of an objective."""
 

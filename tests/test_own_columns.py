@@ -298,7 +298,10 @@ class TestContradictionsInTheWordsBefore:
 
         with pytest.warns(DeprecationWarning, match=r"Shy: write one method conflicts\(self, parts, facts\)"):
             Objective(estimator=GRPO(), terms=(Shy(),))
-        with pytest.warns(DeprecationWarning), pytest.raises(CapabilityError, match="it goes with no kl"):
+        with (
+            pytest.warns(DeprecationWarning, match="Shy"),
+            pytest.raises(CapabilityError, match="it goes with no kl"),
+        ):
             Objective(estimator=GRPO(), terms=(Shy(),), kl=KLPenalty(coef=0.1))
 
     def test_with_the_trainer(self) -> None:
@@ -306,9 +309,12 @@ class TestContradictionsInTheWordsBefore:
             def violations(self, facts: TrainerFacts) -> list[str]:
                 return ["it needs temperature 1."] if facts.temperature not in (None, 1.0) else []
 
-        with pytest.warns(DeprecationWarning):
+        with pytest.warns(DeprecationWarning, match="Cold"):
             objective = Objective(estimator=GRPO(), terms=(Cold(),))
-        with pytest.warns(DeprecationWarning), pytest.raises(CapabilityError, match="it needs temperature 1"):
+        with (
+            pytest.warns(DeprecationWarning, match="Cold"),
+            pytest.raises(CapabilityError, match="it needs temperature 1"),
+        ):
             objective.check(TrainerFacts(temperature=0.5))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from rlobjectives import (
     UnknownAlgorithmError,
 )
 from tests import own_parts
-from tests.own_parts import SLOTS, OwnCorrection, OwnShaping, OwnTerm
+from tests.own_parts import SLOTS, OwnCorrection, OwnMetric, OwnShaping, OwnTerm
 
 MODULE = "tests.own_parts"
 
@@ -52,12 +53,12 @@ def expected(kind: Any, spelling: str) -> Any:
 
 
 def in_slot(role: str, value: Any) -> Any:
-    return [value] if role == "terms" else value
+    return [value] if role in ("terms", "metrics") else value
 
 
 def held(objective: Objective, role: str) -> Any:
     found = getattr(objective, role)
-    return found[0] if role == "terms" else found
+    return found[0] if role in ("terms", "metrics") else found
 
 
 def in_yaml(path: Any, objective: Any, **more: Any) -> Objective:
@@ -244,6 +245,17 @@ class TestWhatTheyDo:
         assert gradient[LAYOUT.mask].tolist() == pytest.approx(slopes)
         assert gradient[~LAYOUT.mask].tolist() == [0.0, 0.0, 0.0]
 
+    def test_metrics_are_reported_and_change_nothing(self) -> None:
+        plain, gradient = loss(Objective(estimator=GRPO(), policy_loss="Reinforce"))
+        report, same = loss(
+            Objective(estimator=GRPO(), policy_loss="Reinforce", metrics=[OwnMetric(scale=2.0)])
+        )
+        assert report.pop("own/certainty") == pytest.approx(
+            2 * (math.exp(-1) + math.exp(-2) + math.exp(-0.5)) / 3
+        )
+        assert report == plain
+        assert torch.equal(same, gradient)
+
     def test_a_term_takes_no_name_that_is_taken(self) -> None:
         kinds: list[Any] = [type(name, (OwnTerm,), {}) for name in ("Policy", "KL")]
         objective = Objective(estimator=GRPO(), terms=tuple(kind() for kind in kinds))
@@ -307,7 +319,7 @@ class TestRuns:
         run = tiny.trainer(ObjectiveGRPOTrainer, config)
         before = tiny.parameters(run)
         run.train()
-        assert "loss/own_term" in run.state.log_history[0]
+        assert {"loss/own_term", "own/certainty"} < run.state.log_history[0].keys()
         assert not torch.equal(before, tiny.parameters(run))
 
     def test_a_yaml_file(self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "rlobjectives"
 COLUMN = "teacher_logprobs"
 """The column whose mentions are counted."""
-EXAMPLE = "SAPO"
-"""The part whose files are listed."""
+EXAMPLE = "LengthPower"
+"""The part whose files are listed: one that no paper's algorithm, option of TRL or comparison with peers names as well."""
 LAWS = ("laws", "parts", "windows", "strategies")
 """Modules of the tests that run every law on every part."""
 GENERATED = ("docs/metrics.md", "docs/parts.md", "tests/data/", "rlobjectives/testing/")
@@ -40,6 +40,8 @@ MECHANISMS: Mapping[str, str] = {
     "asking a reduction for what it lacks": r"def reads_prompts\(",
 }
 """What decides whether objective, data and trainer fit, and what shows that it is there."""
+BEFORE = "rlobjectives/integrations/probe.py"
+"""Names of the version before, which ask the mechanisms of this one."""
 
 
 @dataclass(frozen=True)
@@ -203,17 +205,16 @@ def exceptions_by_name(names: Iterable[str]) -> list[str]:
     return found
 
 
+KINDS = ("Estimator", "PolicyLoss", "LossReduction", "PolicyCorrection", "TokenTerm", "TokenMetric")
+
+
 def user_part() -> list[str]:
     """Lines of the shortest example of an estimator and a loss of one's own, by page."""
     found = []
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
             lines = [line for line in block.splitlines() if line.strip() and not line.strip().startswith("#")]
-            kinds = [
-                kind
-                for kind in ("Estimator", "PolicyLoss", "LossReduction", "TokenTerm")
-                if f"({kind})" in block
-            ]
+            kinds = [kind for kind in KINDS if f"({kind})" in block]
             if kinds:
                 found.append(f"{page.relative_to(ROOT)}: {len(lines)} lines ({', '.join(kinds)})")
     return found
@@ -240,7 +241,7 @@ def figures() -> Iterator[Figure]:
     judged = [
         name
         for name, pattern in MECHANISMS.items()
-        if any(re.search(pattern, text, re.MULTILINE) for text in modules.values())
+        if any(re.search(pattern, text, re.MULTILINE) for path, text in modules.items() if path != BEFORE)
     ]
     yield Figure("mechanisms that judge fit", len(judged), "2", judged)
     files = touched(EXAMPLE)

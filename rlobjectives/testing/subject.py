@@ -61,8 +61,11 @@ class Subject:
 
     def with_part(self, scope: str, other: Component) -> Objective:
         """The objective with another part in one place."""
-        terms = tuple(other if one is self.parts[scope] else one for one in self.objective.terms)
-        changed: dict[str, Any] = {"terms": terms} if terms != self.objective.terms else {scope: other}
+        changed: dict[str, Any] = {scope: other}
+        for name, slot in slots_of(Objective).items():
+            held = getattr(self.objective, name)
+            if slot.several and self.parts[scope] in held:
+                changed = {name: tuple(other if one is self.parts[scope] else one for one in held)}
         return replace(self.objective, **changed)
 
     def draw(self, example: Example) -> Case:

@@ -108,6 +108,9 @@ class _Block:
             if scope == "policy_loss":
                 found = self.corrected(found)
             self.add(_LOSS_NAMES.get(scope, scope), found.value, {"logprobs": found.slope, **found.slopes})
+        for scope, measured in objective.token_metrics().items():
+            with reading(measured, self.tokens):
+                self.metrics.update(measured.measure(self.tokens, self.context(scope)))
         if objective.entropy_coef:
             entropy = self.tokens.need("entropy", "The entropy bonus")
             slope = torch.full_like(entropy, -objective.entropy_coef)

@@ -18,7 +18,7 @@ from rlobjectives.layouts import TokenLayout
 from rlobjectives.reductions.base import LossReduction
 from rlobjectives.statistics import Stat
 from rlobjectives.terms.distillation import AdvantageShaping
-from rlobjectives.token_parts import TokenPart, TokenTerm
+from rlobjectives.token_parts import TokenMetric, TokenPart, TokenTerm
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["OpenWindow", "WindowParts"]
@@ -47,6 +47,7 @@ class WindowParts(Protocol):
 
     def descriptions(self) -> dict[str, str]: ...  # noqa: D102
     def token_terms(self) -> Mapping[str, TokenTerm]: ...  # noqa: D102
+    def token_metrics(self) -> Mapping[str, TokenMetric]: ...  # noqa: D102
     def token_parts(self) -> Mapping[str, TokenPart]: ...  # noqa: D102
     def corrections(self) -> Mapping[str, PolicyCorrection]: ...  # noqa: D102
     def shapings(self) -> tuple[AdvantageShaping, ...]: ...  # noqa: D102

@@ -34,7 +34,7 @@ OBJECTIVES: list[Any] = [
     {"estimator": {"class_path": "GRPO"}, "policy_loss": {"class_path": "GSPO", "init_args": {"clip_low": 3e-4}},
      "off_policy_mask": {"threshold": 0.5}},
     {"estimator": {"class_path": "GRPO"}, "correction": {"weight": "token", "high": 2.0, "reject": [{"over": "sum", "high": 2.0}]}},
-    {"estimator": {"class_path": "GRPO"}, "policy_loss": {"class_path": "CISPO"}, "reduction": {"class_path": "LengthPower"}},
+    {"estimator": {"class_path": "GRPO"}, "policy_loss": {"class_path": "CISPO"}, "reduction": {"class_path": "SequenceSum"}},
 ]  # fmt: skip
 TRAINER: dict[str, list[Any]] = {
     "strategy": ["ddp", "deepspeed_stage_3", "deepspeed_stage_9", "fsdp", "ddp_spawn", "dp", "single_device", "xla", "model_parallel", ["ddp"]],

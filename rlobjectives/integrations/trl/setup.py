@@ -12,10 +12,11 @@ import transformers
 from transformers import Trainer
 from trl import GRPOConfig, RLOOConfig, RLOOTrainer
 
-from rlobjectives.capabilities import TrainerFacts, check
+from rlobjectives.capabilities import TrainerFacts
 from rlobjectives.checks import check_positive_int
 from rlobjectives.distributed import Fault, GradientScale, check_agreement
 from rlobjectives.errors import CapabilityError
+from rlobjectives.fit import check
 from rlobjectives.integrations.dropout import largest_dropout
 from rlobjectives.integrations.trl.agreement import run_options
 from rlobjectives.integrations.trl.facts import (
