@@ -259,7 +259,7 @@ class TestWhatTheTrainerOffers:
     )
     def test_flags_of_the_version_before(self, flag: str, column: str) -> None:
         with pytest.warns(DeprecationWarning, match=f"{flag}.*: name columns in offers"):
-            facts = TrainerFacts(**{flag: False})  # type: ignore[arg-type]
+            facts = TrainerFacts(**{flag: False})
         assert facts.gives(column) is False and getattr(facts, flag) is False
         assert getattr(TrainerFacts(), flag) is None
 
@@ -274,7 +274,7 @@ class TestWhatTheTrainerOffers:
     )
     def test_needs_of_the_version_before(self, flag: str, column: str) -> None:
         with pytest.warns(DeprecationWarning, match=f"{flag}.*: name columns in reads"):
-            needs = Capabilities(**{flag: True})  # type: ignore[arg-type]
+            needs = Capabilities(**{flag: True})
         assert needs.reads == {column} and getattr(needs, flag)
         assert not getattr(Capabilities(), flag)
 
@@ -292,7 +292,7 @@ class TestWhatTheTrainerOffers:
 class TestContradictionsInTheWordsBefore:
     def test_with_other_parts(self) -> None:
         class Shy(Marked):
-            def conflicts(self, parts):  # type: ignore[no-untyped-def, override]
+            def conflicts(self, parts):  # type: ignore[override]
                 if "kl" in parts:
                     yield "it goes with no kl."
 
