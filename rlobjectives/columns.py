@@ -204,6 +204,9 @@ def read(named: str | Column | Read, *, required: bool = True, unknown: bool = F
         required: Whether the part cannot do without it.
         unknown: Whether the part says what happens at tokens where it is not known.
 
+    Returns:
+        The column with both.
+
     Raises:
         CapabilityError: If the library has no column of that name.
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rlobjectives.capabilities import TrainerFacts
+from rlobjectives.capabilities import Capabilities, TrainerFacts
 from rlobjectives.checks import refuse_rows
 from rlobjectives.component import Component, WindowContext
 from rlobjectives.errors import MissingColumnError, RLObjectivesError
 from rlobjectives.statistics import Stat
 from rlobjectives.tokens import COLUMNS, TokenBatch
 
-__all__ = ["TokenLoss", "TokenMetric", "TokenPart", "TokenTerm", "reading"]
+__all__ = ["Round", "TokenLoss", "TokenMetric", "TokenPart", "TokenTerm", "reading"]
 
 
 class TokenLoss(NamedTuple):
@@ -67,38 +68,63 @@ def reading(part: Component, tokens: TokenBatch) -> Iterator[None]:
         ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a part measures on every micro-batch for one exchange before the first loss.
+
+    Attributes:
+        kinds: The statistics it gives, by name. Merged, they are in the context of the rounds after it and of the loss.
+        measure: From one micro-batch, without gradient, and the context of the rounds before: those statistics. The
+            window's own counts are NaN in the first exchange.
+    """
+
+    kinds: Mapping[str, type[Stat]]
+    measure: Callable[[TokenBatch, WindowContext], Mapping[str, Stat]]
+
+
 class TokenPart(Component):
     """Anything that reads tokens: losses, penalties, corrections.
 
-    A part that ``needs_prepass`` says what it must know about the whole window before the first
-    loss: `statistics` is called on every micro-batch, merged, and handed back in the context,
-    ``prepass_rounds`` times over.
+    A part that must know something of the whole window before the first loss declares it in ``window_statistics`` and
+    measures it in `statistics`, which is called on every micro-batch, merged, and handed back in the context. One that
+    needs several such rounds, each after the last, gives them in `rounds`. Either makes it need a pre-pass.
 
     The window may hand a large micro-batch over in blocks of whole sequences. A part that looks at its
     micro-batch as a whole says so with ``depends_on_cut`` in its capabilities, and gets it whole.
 
     Attributes:
-        prepass_rounds: How often `statistics` is exchanged; each round is one collective, and the first
-            rides with the window's own unless it needs advantages.
-        prepass_reads_advantages: Whether `statistics` or `keep` looks at advantages, which are final
+        prepass_rounds: How often `statistics` is exchanged, where `rounds` is not overridden.
+        prepass_reads_advantages: Whether a round or `keep` looks at advantages, which are final
             only after the window's first collective.
     """
 
     prepass_rounds: ClassVar[int] = 1
     prepass_reads_advantages: ClassVar[bool] = False
 
+    def required(self) -> Capabilities:
+        """What its columns and options need; a pre-pass where it has rounds or drops tokens from the denominators."""
+        waits = self.shrinks_denominator or bool(self.rounds())
+        return super().required().merge(Capabilities(needs_prepass=waits))
+
+    def rounds(self) -> tuple[Round, ...]:
+        """What it must know of the window before the first loss, one exchange after the other."""
+        if not self.declared_statistics():
+            return ()
+        return tuple(
+            Round(self.round_statistics(turn), self.statistics) for turn in range(self.prepass_rounds)
+        )
+
     def round_statistics(self, turn: int) -> Mapping[str, type[Stat]]:
         """What `statistics` returns in one round; the same in every round, unless a part knows better."""
         del turn
         return self.declared_statistics()
 
-    def statistics(self, tokens: TokenBatch, context: WindowContext) -> dict[str, Stat]:
-        """What the term must know about the window, from one micro-batch.
+    def statistics(self, tokens: TokenBatch, context: WindowContext) -> Mapping[str, Stat]:
+        """What the part must know about the window, from one micro-batch.
 
         Args:
             tokens: One micro-batch, without gradient.
-            context: Statistics of the rounds before this one; ``context.round`` counts from 0. The
-                window's own counts are NaN in a round that rides with the first collective.
+            context: Statistics of the rounds before this one; ``context.round`` counts from 0.
         """
         del tokens, context
         return {}

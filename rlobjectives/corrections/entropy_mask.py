@@ -12,11 +12,10 @@ from torch import Tensor
 from rlobjectives.capabilities import Capabilities, TrainerFacts
 from rlobjectives.component import Component, Metric, WindowContext
 from rlobjectives.corrections.base import PolicyCorrection, TokenWeights, denominator_conflict
-from rlobjectives.maths.quantile import ROUNDS, quantile_histogram, window_cutoff, window_quantile
+from rlobjectives.maths.quantile import histograms, quantile_rounds, window_cutoff, window_quantile
 from rlobjectives.options import option
 from rlobjectives.statistics import Maximum, Mean, Stat
-from rlobjectives.statistics.distributions import Histogram
-from rlobjectives.token_parts import TokenTerm
+from rlobjectives.token_parts import Round, TokenTerm
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["EntropyMask"]
@@ -50,7 +49,6 @@ class EntropyMask(PolicyCorrection):
         True
     """
 
-    prepass_rounds: ClassVar[int] = ROUNDS
     token_level: ClassVar[bool] = True
     metrics: ClassVar[Mapping[str, Metric]] = {
         "entropy_mask/threshold": Metric(Maximum, "nats", "entropy from which tokens are kept"),
@@ -68,9 +66,8 @@ class EntropyMask(PolicyCorrection):
         return self.denominator == "kept"
 
     def required(self) -> Capabilities:
-        """Entropies of the whole window before the losses."""
-        own = Capabilities(needs_prepass=True, communicates_in_loss=self.shrinks_denominator)
-        return super().required().merge(own)
+        """An exchange inside the loss, where dropped tokens leave the denominators."""
+        return super().required().merge(Capabilities(communicates_in_loss=self.shrinks_denominator))
 
     def conflicts(self, parts: Mapping[str, Component], facts: TrainerFacts) -> Iterable[str]:
         """Single tokens cannot leave a loss that a sequence shares."""
@@ -83,41 +80,22 @@ class EntropyMask(PolicyCorrection):
             )
         yield from denominator_conflict(self, parts.get("reduction"))
 
-    def declared_statistics(self) -> Mapping[str, type[Stat]]:
-        """One histogram a round."""
-        return {_round(turn): Histogram for turn in range(ROUNDS)}
-
-    def round_statistics(self, turn: int) -> Mapping[str, type[Stat]]:
-        """The histogram of this round."""
-        return {_round(turn): Histogram}
-
-    def statistics(self, tokens: TokenBatch, context: WindowContext) -> dict[str, Stat]:
-        """Histogram of the entropies that can still be the threshold."""
-        entropy = tokens.need("entropy", "EntropyMask")
-        earlier = _rounds(context, context.round)
-        found = quantile_histogram(entropy, tokens.layout.mask, earlier, 1.0 - self.fraction)
-        return {_round(context.round): found}
+    def rounds(self) -> tuple[Round, ...]:
+        """Histograms of the entropies that can still be the threshold."""
+        return quantile_rounds(lambda tokens, _: tokens.need("entropy", self), 1.0 - self.fraction)
 
     def threshold(self, context: WindowContext) -> Tensor:
         """Entropy from which a token is kept, 0-d."""
-        return window_quantile(_rounds(context, ROUNDS), 1.0 - self.fraction)
+        return window_quantile(histograms(context), 1.0 - self.fraction)
 
     def token_weights(self, tokens: TokenBatch, context: WindowContext) -> TokenWeights:
         """Weight 1 for what stays."""
         layout, threshold = tokens.layout, self.threshold(context)
-        entropy = layout.select(tokens.need("entropy", "EntropyMask").detach())
-        cutoff = window_cutoff(_rounds(context, ROUNDS), 1.0 - self.fraction)
+        entropy = layout.select(tokens.need("entropy", self).detach())
+        cutoff = window_cutoff(histograms(context), 1.0 - self.fraction)
         keep = layout.mask & (entropy.float() >= cutoff)
         metrics: dict[str, Stat] = {
             "entropy_mask/threshold": Maximum.of(threshold.expand(layout.shape), layout.mask),
             "entropy_mask/kept_fraction": Mean.of(keep, layout.mask),
         }
         return TokenWeights(torch.ones_like(entropy), keep, metrics)
-
-
-def _round(turn: int) -> str:
-    return f"round_{turn}"
-
-
-def _rounds(context: WindowContext, count: int) -> list[Histogram]:
-    return [context.get(_round(turn), Histogram) for turn in range(count)]

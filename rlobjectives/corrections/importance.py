@@ -127,7 +127,6 @@ class ImportanceCorrection(PolicyCorrection):
         sums = self.weight in ("sequence", "geometric") or bool(self.veto)
         own = Capabilities(
             requires_sampled_distribution=True,
-            needs_prepass=self.normalize or self.shrinks_denominator,
             communicates_in_loss=sums
             or self.shrinks_denominator
             or any(not one.token_level for one in self.reject),

@@ -65,8 +65,7 @@ class OPSM(PolicyCorrection):
 
     def required(self) -> Capabilities:
         """Whole sequences; the window's log-probabilities first where denominators depend on them."""
-        own = Capabilities(needs_prepass=self.shrinks_denominator, communicates_in_loss=True)
-        return super().required().merge(own)
+        return super().required().merge(Capabilities(communicates_in_loss=True))
 
     def declared_reads(self) -> tuple[Read, ...]:
         """The sampler's log-probabilities, when the drift is from them."""

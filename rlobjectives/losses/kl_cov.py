@@ -13,13 +13,12 @@ from rlobjectives.component import Metric, WindowContext
 from rlobjectives.losses.base import PolicyLoss
 from rlobjectives.masking import select
 from rlobjectives.maths.divergences import kl_estimate
-from rlobjectives.maths.quantile import ROUNDS, quantile_histogram, window_cutoff, window_quantile
+from rlobjectives.maths.quantile import histograms, quantile_rounds, window_cutoff, window_quantile
 from rlobjectives.maths.ratio_metrics import RATIO_METRICS, ratio_metrics
 from rlobjectives.maths.ratios import token_ratio
 from rlobjectives.options import option
 from rlobjectives.statistics import Maximum, Mean, Stat
-from rlobjectives.statistics.distributions import Histogram
-from rlobjectives.token_parts import TokenLoss
+from rlobjectives.token_parts import Round, TokenLoss
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["KLCov", "token_covariance"]
@@ -86,9 +85,7 @@ class KLCov(PolicyLoss):
         True
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        requires_sampled_distribution=True, needs_prepass=True
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities(requires_sampled_distribution=True)
     metrics: ClassVar[Mapping[str, Metric]] = {
         **RATIO_METRICS,
         "kl_cov/threshold": Metric(Maximum, "nats·advantage", "covariance from which tokens are penalised"),
@@ -96,7 +93,6 @@ class KLCov(PolicyLoss):
         "kl_cov/penalized_fraction": Metric(Mean, "fraction", "tokens that are penalised"),
         "kl_cov/penalty": Metric(Mean, "loss/token", "the penalty, over all tokens"),
     }
-    prepass_rounds: ClassVar[int] = 1 + ROUNDS
     prepass_reads_advantages: ClassVar[bool] = True
     examples = ({"fraction": 0.3},)
 
@@ -104,32 +100,17 @@ class KLCov(PolicyLoss):
     coef: float = option(1.0, low=0)
     divergence: Literal["abs", "k2", "k3"] = "abs"
 
-    def declared_statistics(self) -> Mapping[str, type[Stat]]:
-        """Two means, then one histogram a round."""
-        return {name: kind for turn in range(self.prepass_rounds) for name, kind in _kinds(turn).items()}
-
-    def round_statistics(self, turn: int) -> Mapping[str, type[Stat]]:
-        """The means, or the histogram of one round."""
-        return _kinds(turn)
-
-    def statistics(self, tokens: TokenBatch, context: WindowContext) -> dict[str, Stat]:
-        """The means of one micro-batch, or the histogram of the covariances that can still be the threshold."""
-        mask, turn = tokens.layout.mask, context.round
-        if turn == 0:
-            return {
-                "logprob": Mean.of(tokens.logprobs, mask),
-                "advantage": Mean.of(tokens.need("advantages", "KLCov"), mask),
-            }
-        covariance = self._covariance(tokens, context)
-        earlier = _histograms(context, turn - 1)
-        return {f"round_{turn}": quantile_histogram(covariance, mask, earlier, self.fraction, largest=True)}
+    def rounds(self) -> tuple[Round, ...]:
+        """Two means, then histograms of the covariances that can still be the threshold."""
+        means = Round(dict.fromkeys(_MEANS, Mean), self._means)
+        return (means, *quantile_rounds(self._covariance, self.fraction, largest=True))
 
     def value_and_slope(self, tokens: TokenBatch, context: WindowContext) -> TokenLoss:
         """Loss, slope and metrics of each token."""
         ratio, layout = token_ratio(tokens), tokens.layout
         advantages = layout.select(tokens.need("advantages", "KLCov")).to(ratio.value.dtype)
         covariance = self._covariance(tokens, context)
-        rounds = _histograms(context, ROUNDS)
+        rounds = histograms(context)
         threshold = window_quantile(rounds, self.fraction, largest=True)
         cutoff = window_cutoff(rounds, self.fraction, largest=True)
         chosen = layout.mask & (covariance.float() >= cutoff) & (covariance > 0)
@@ -147,6 +128,13 @@ class KLCov(PolicyLoss):
         slope = select(loss, ratio.inside) - select(self.coef * pull, chosen)
         return TokenLoss(loss + penalty, slope, metrics)
 
+    def _means(self, tokens: TokenBatch, context: WindowContext) -> dict[str, Stat]:
+        del context
+        columns = (tokens.logprobs, tokens.need("advantages", self))
+        return {
+            name: Mean.of(column, tokens.layout.mask) for name, column in zip(_MEANS, columns, strict=True)
+        }
+
     def _covariance(self, tokens: TokenBatch, context: WindowContext) -> Tensor:
         select = tokens.layout.select
         means = [context.get(name, Mean).value for name in _MEANS]
@@ -155,11 +143,3 @@ class KLCov(PolicyLoss):
 
 
 _MEANS = ("logprob", "advantage")
-
-
-def _kinds(turn: int) -> Mapping[str, type[Stat]]:
-    return {f"round_{turn}": Histogram} if turn else dict.fromkeys(_MEANS, Mean)
-
-
-def _histograms(context: WindowContext, count: int) -> list[Histogram]:
-    return [context.get(f"round_{turn}", Histogram) for turn in range(1, count + 1)]

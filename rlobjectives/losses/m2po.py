@@ -14,6 +14,7 @@ from rlobjectives.component import Metric, WindowContext
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.losses.base import PolicyLoss
 from rlobjectives.masking import select
+from rlobjectives.maths.quantile import histogram_rounds, histograms
 from rlobjectives.maths.ratio_metrics import CLIP_METRICS, RATIO_METRICS, ratio_metrics
 from rlobjectives.maths.ratios import LOG_RATIO_CLAMP, Ratio, clamp_around, token_ratio
 from rlobjectives.maths.second_moment import ROUNDS, Level, level_of, local_level, round_histogram
@@ -21,7 +22,7 @@ from rlobjectives.maths.surrogates import clipped_surrogate
 from rlobjectives.options import option
 from rlobjectives.statistics import Mean, Stat
 from rlobjectives.statistics.distributions import Histogram
-from rlobjectives.token_parts import TokenLoss
+from rlobjectives.token_parts import Round, TokenLoss
 from rlobjectives.tokens import TokenBatch
 
 __all__ = ["M2PO", "harmful"]
@@ -124,34 +125,26 @@ class M2PO(PolicyLoss):
         return self.masks and self.denominator == "kept"
 
     def required(self) -> Capabilities:
-        """A pass before the losses in step scope, and wherever denominators follow from it."""
+        """Whole micro-batches, and whole sequences, where the bound is of a micro-batch."""
         step = self.scope == "step"
-        return Capabilities(  # it reads what every loss does
-            requires_sampled_distribution=True,
-            needs_prepass=step or self.shrinks_denominator,
-            depends_on_cut=not step,
-            supports_context_parallel=step,
+        own = Capabilities(
+            requires_sampled_distribution=True, depends_on_cut=not step, supports_context_parallel=step
         )
+        return super().required().merge(own)
 
-    def declared_statistics(self) -> Mapping[str, type[Stat]]:
-        """One histogram a round, in step scope."""
-        return {f"round_{turn}": Histogram for turn in range(ROUNDS)} if self.scope == "step" else {}
-
-    def round_statistics(self, turn: int) -> Mapping[str, type[Stat]]:
-        """The histogram of one round."""
-        return {f"round_{turn}": Histogram}
+    def rounds(self) -> tuple[Round, ...]:
+        """Histograms of the squares, in step scope."""
+        return histogram_rounds(self._histogram) if self.scope == "step" else ()
 
     def declared_metrics(self) -> Mapping[str, Metric]:
         """Bounds and clip fractions, or the masked fraction."""
         return {**RATIO_METRICS, **_METRICS, **(_MASKED if self.masks else {**_BOUNDS, **CLIP_METRICS})}
 
-    def statistics(self, tokens: TokenBatch, context: WindowContext) -> dict[str, Stat]:
-        """The histogram of this round, of one micro-batch."""
-        ratio = token_ratio(tokens)
-        earlier = self._rounds(context, context.round)
+    def _histogram(self, turn: int, tokens: TokenBatch, context: WindowContext) -> dict[str, Histogram]:
+        ratio, earlier = token_ratio(tokens), histograms(context, turn)
         counted = self._bounded(ratio, tokens)
         found = round_histogram(ratio.log, counted, earlier, budget=self.budget, drop=self.masks)
-        return {f"round_{context.round}": found}
+        return {f"round_{turn}": found}
 
     def keep(self, tokens: TokenBatch, context: WindowContext) -> Tensor:
         """Tokens that stay: all of them in the clip modes."""
@@ -167,9 +160,6 @@ class M2PO(PolicyLoss):
         loss = self._masked(ratio, level, tokens) if self.masks else self._clipped(ratio, level, tokens)
         return loss._replace(metrics={**loss.metrics, **ratio_metrics(ratio, layout.mask)})
 
-    def _rounds(self, context: WindowContext, count: int) -> list[Histogram]:
-        return [context.get(f"round_{turn}", Histogram) for turn in range(count)]
-
     def _bounded(self, ratio: Ratio, tokens: TokenBatch) -> Tensor:
         if self.masks:
             return tokens.layout.mask
@@ -177,7 +167,7 @@ class M2PO(PolicyLoss):
 
     def _level(self, ratio: Ratio, tokens: TokenBatch, context: WindowContext) -> Level:
         if self.scope == "step":
-            return level_of(self._rounds(context, ROUNDS), budget=self.budget, drop=self.masks)
+            return level_of(histograms(context), budget=self.budget, drop=self.masks)
         return local_level(ratio.log, self._bounded(ratio, tokens), budget=self.budget, drop=self.masks)
 
     def _kept(self, ratio: Ratio, level: Level, layout: TokenLayout) -> Tensor:

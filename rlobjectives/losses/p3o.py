@@ -178,7 +178,6 @@ class P3O(PolicyLoss):
         step = self.ess_scope == "step"
         own = Capabilities(
             requires_sampled_distribution=True,
-            needs_prepass=step,
             depends_on_cut=self.ess_scope == "micro_batch",
             communicates_in_loss=not step,
         )

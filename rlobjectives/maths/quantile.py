@@ -7,16 +7,28 @@ rank. No number is sorted or sent; any cut of the window gives the same answer, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from rlobjectives.component import WindowContext
 from rlobjectives.masking import select
 from rlobjectives.statistics.distributions import BINS, Histogram
+from rlobjectives.token_parts import Round
+from rlobjectives.tokens import TokenBatch
 
-__all__ = ["ROUNDS", "quantile_histogram", "window_cutoff", "window_quantile"]
+__all__ = [
+    "ROUNDS",
+    "histogram_rounds",
+    "histograms",
+    "quantile_histogram",
+    "quantile_rounds",
+    "window_cutoff",
+    "window_quantile",
+]
 
 ROUNDS = 3
 """Histograms, one after the other, that single out one number among all float32."""
@@ -107,6 +119,39 @@ def window_cutoff(rounds: Sequence[Histogram], fraction: float, *, largest: bool
     found = _descend(rounds, fraction, largest)
     half_way = (_number(found.key).double() + _number(found.previous).double()) / 2.0
     return torch.where(found.counted & found.any_below, half_way, -torch.inf)
+
+
+def quantile_rounds(
+    values: Callable[[TokenBatch, WindowContext], Tensor], fraction: float, *, largest: bool = False
+) -> tuple[Round, ...]:
+    """The rounds of a part that must know a quantile of the window; `histograms` reads what they found.
+
+    Args:
+        values: Of the tokens of a micro-batch, shaped like the mask.
+        fraction: See `window_quantile`.
+        largest: See `window_quantile`.
+    """
+
+    def measure(turn: int, tokens: TokenBatch, context: WindowContext) -> dict[str, Histogram]:
+        numbers, earlier = values(tokens, context), histograms(context, turn)
+        found = quantile_histogram(numbers, tokens.layout.mask, earlier, fraction, largest=largest)
+        return {f"round_{turn}": found}
+
+    return histogram_rounds(measure)
+
+
+def histogram_rounds(
+    measure: Callable[[int, TokenBatch, WindowContext], dict[str, Histogram]], count: int = ROUNDS
+) -> tuple[Round, ...]:
+    """Rounds of one histogram each, named by their number."""
+    return tuple(
+        Round({f"round_{turn}": Histogram}, functools.partial(measure, turn)) for turn in range(count)
+    )
+
+
+def histograms(context: WindowContext, count: int = ROUNDS) -> list[Histogram]:
+    """The merged histograms of the first rounds."""
+    return [context.get(f"round_{turn}", Histogram) for turn in range(count)]
 
 
 class _Found(NamedTuple):

@@ -184,7 +184,7 @@ def collectives(subject: Subject, example: Example) -> None:
     window = builder.freeze()
     # One more where a statistic needs another's result: final advantages, earlier rounds, which tokens stay.
     more = [
-        part.prepass_rounds - 1 + part.prepass_reads_advantages + part.shrinks_denominator
+        len(part.rounds()) - 1 + part.prepass_reads_advantages + part.shrinks_denominator
         for part in objective.token_parts().values()
         if part.required().needs_prepass
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -17,21 +17,22 @@ from rlobjectives.errors import WindowError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.layouts import TokenLayout
 from rlobjectives.rollouts import Rollouts, check_rollouts
-from rlobjectives.statistics import Stat, Sum, fold
-from rlobjectives.token_parts import TokenPart, reading
+from rlobjectives.statistics import Stat, Sum
+from rlobjectives.statistics.tally import Tally
+from rlobjectives.token_parts import reading
 from rlobjectives.tokens import TokenBatch, check_tokens
 from rlobjectives.window.micro_batches import (
     COUNTS,
     check_estimate,
     check_read,
     check_rollouts_read,
-    collect,
     column_faults,
     count_statistics,
     own_part,
     readable,
 )
 from rlobjectives.window.parts import WindowParts
+from rlobjectives.window.schedule import Turn, plan
 from rlobjectives.window.summary import Added
 from rlobjectives.window.window import Window, take_untold
 
@@ -113,7 +114,7 @@ class WindowBuilder:
         """Exchange all statistics in one collective and fix them.
 
         A second collective runs only where one statistic needs another's result
-        (`TokenTerm.prepass_rounds`, `TokenTerm.prepass_reads_advantages`). The host waits for the device once in each,
+        (`TokenPart.rounds`, `TokenPart.prepass_reads_advantages`). The host waits for the device once in each,
         and once more if the estimator whitens.
 
         Raises:
@@ -139,7 +140,6 @@ class WindowBuilder:
         prepass = {
             scope: part for scope, part in objective.token_parts().items() if part.required().needs_prepass
         }
-        shrinking = {scope: part for scope, part in prepass.items() if part.shrinks_denominator}
         with self.guard():
             if prepass and len(self._prepass) != len(self._micro_batches):
                 raise WindowError(
@@ -148,24 +148,19 @@ class WindowBuilder:
                     "Call add_prepass(tokens) after each add()."
                 )
         window = Window(objective, communicator, {}, 0)
-        start = {scope: int(_waits(part, objective.estimator)) for scope, part in prepass.items()}
-        # Which tokens stay is known once the last round of the parts that drop any is over.
-        rounds = {
-            scope: part.prepass_rounds * bool(part.declared_statistics()) for scope, part in prepass.items()
-        }
-        counting = max([start[scope] + rounds[scope] for scope in shrinking], default=0)
-        last = max([counting, *(start[scope] + rounds[scope] - 1 for scope in prepass)])
+        schedule = plan(prepass, estimator_waits=bool(objective.estimator.declared_statistics()))
         statistics: dict[str, Stat] = {}
         own_tokens = torch.zeros((), dtype=torch.float64)
-        for step in range(last + 1):
-            outgoing = self._window_statistics() if step == 0 else {}
+        for step, turns in enumerate(schedule.exchanges):
+            tally = Tally(self._kinds(turns, first=step == 0, kept=step == schedule.kept))
+            if step == 0:
+                self._measure_window(tally)
+            for turn in turns:
+                self._measure_round(tally, turn, window)
+            if step == schedule.kept:
+                self._measure_kept(tally, window)
+            outgoing = tally.folded(self._device())
             own_tokens = outgoing["window/tokens"].row[0] if step == 0 else own_tokens
-            for scope, part in prepass.items():
-                turn = step - start[scope]
-                if 0 <= turn < rounds[scope]:
-                    outgoing.update(self._prepass_statistics(scope, part, window, turn))
-            if shrinking and step == counting:
-                outgoing.update(self._kept_statistics(shrinking.values(), window))
             outcome = exchange(
                 outgoing,
                 communicator,
@@ -198,55 +193,46 @@ class WindowBuilder:
             return self._micro_batches[0][1].device
         return self.communicator.device or torch.device("cpu")
 
-    def _window_statistics(self) -> dict[str, Stat]:
+    def _kinds(self, turns: Iterable[Turn], *, first: bool, kept: bool) -> dict[str, type[Stat]]:
+        """What an exchange carries, by the name it travels under."""
         estimator, reduction = self.objective.estimator, self.objective.reduction
-        collected: dict[str, list[Stat]] = {f"window/{name}": [] for name in COUNTS}
-        kinds: dict[str, type[Stat]] = dict.fromkeys(collected, Sum)
-        for scope, part in (("estimator", estimator), ("reduction", reduction)):
-            for name, kind in part.declared_statistics().items():
-                collected[f"{scope}/{name}"], kinds[f"{scope}/{name}"] = [], kind
+        counts = dict.fromkeys((f"window/{name}" for name in COUNTS), Sum)
+        scopes: list[tuple[str, Mapping[str, type[Stat]]]] = []
+        if first:
+            scopes += [("", counts), ("estimator/", estimator.declared_statistics())]
+            scopes += [("reduction/", reduction.declared_statistics())]
+        scopes += [(f"{turn.scope}/", turn.round.kinds) for turn in turns]
+        if kept:
+            scopes += [("kept/", {**counts, **reduction.declared_statistics()})]
+        return {f"{scope}{name}": kind for scope, kinds in scopes for name, kind in kinds.items()}
+
+    def _measure_window(self, tally: Tally) -> None:
+        estimator, reduction = self.objective.estimator, self.objective.reduction
         with self.guard():
             for estimate, layout in self._micro_batches:
-                found: dict[str, Stat] = count_statistics(layout)
-                for scope, stats in (
-                    ("estimator", estimator.statistics(estimate, layout)),
-                    ("reduction", reduction.statistics(layout)),
-                ):
-                    found.update({f"{scope}/{name}": stat for name, stat in stats.items()})
-                collect(collected, kinds, found)
-            if self._micro_batches and (never := sorted(name for name in kinds if not collected[name])):
+                tally.add(count_statistics(layout))
+                tally.add(estimator.statistics(estimate, layout), "estimator")
+                tally.add(reduction.statistics(layout), "reduction")
+            own = (name for name in tally.missing if name.startswith(("estimator/", "reduction/")))
+            if self._micro_batches and (never := ", ".join(map(repr, own))):
                 raise WindowError(
-                    f"statistics() never returned {', '.join(map(repr, never))}, which its part declares in "
+                    f"statistics() never returned {never}, which its part declares in "
                     "window_statistics, so finalize() or weights() would read an empty one. Return each declared "
                     "statistic for every micro-batch."
                 )
-        return {name: fold(kinds[name], collected[name], self._device()) for name in kinds}
 
-    def _prepass_statistics(self, scope: str, part: TokenPart, window: Window, turn: int) -> dict[str, Stat]:
-        kinds = {f"{scope}/{name}": kind for name, kind in part.round_statistics(turn).items()}
-        collected: dict[str, list[Stat]] = {name: [] for name in kinds}
+    def _measure_round(self, tally: Tally, turn: Turn, window: Window) -> None:
         with self._parts():
             for position, (estimate, layout) in enumerate(self._micro_batches):
                 ready = self._prepass[position]
-                if part.prepass_reads_advantages:
+                if turn.part.prepass_reads_advantages:
                     ready = self._with_advantages(position, ready, estimate, layout, window)
-                with reading(part, ready):
-                    found = part.statistics(ready, window.context(scope, turn))
-                collect(collected, kinds, {f"{scope}/{name}": stat for name, stat in found.items()})
-        return {name: fold(kind, collected[name], self._device()) for name, kind in kinds.items()}
+                with reading(turn.part, ready):
+                    found = turn.round.measure(ready, window.context(turn.scope, turn.number))
+                tally.add(found, turn.scope)
 
-    def _with_advantages(
-        self, position: int, tokens: TokenBatch, estimate: Tensor, layout: TokenLayout, window: Window
-    ) -> TokenBatch:
-        advantages = window.advantages(estimate, layout)
-        self._count_faults(position, "advantages", advantages, layout.mask)
-        return window.shaped(tokens.replace(advantages=advantages))
-
-    def _kept_statistics(self, shrinking: Iterable[TokenPart], window: Window) -> dict[str, Stat]:
-        reduction = self.objective.reduction
-        kinds: dict[str, type[Stat]] = {f"kept/window/{name}": Sum for name in COUNTS}
-        kinds.update({f"kept/{name}": kind for name, kind in reduction.declared_statistics().items()})
-        collected: dict[str, list[Stat]] = {name: [] for name in kinds}
+    def _measure_kept(self, tally: Tally, window: Window) -> None:
+        shrinking = [part for part in self.objective.token_parts().values() if part.shrinks_denominator]
         with self._parts():
             for position, (estimate, whole) in enumerate(self._micro_batches):
                 ready = self._prepass[position]
@@ -254,10 +240,14 @@ class WindowBuilder:
                 if any(part.prepass_reads_advantages for part in shrinking):
                     ready = self._with_advantages(position, ready, estimate, whole, window)
                 layout = window.kept_layout(ready)
-                found = {f"kept/{name}": stat for name, stat in reduction.statistics(layout).items()}
-                found.update({f"kept/{name}": stat for name, stat in count_statistics(layout).items()})
-                collect(collected, kinds, found)
-        return {name: fold(kinds[name], collected[name], self._device()) for name in kinds}
+                tally.add({**count_statistics(layout), **self.objective.reduction.statistics(layout)}, "kept")
+
+    def _with_advantages(
+        self, position: int, tokens: TokenBatch, estimate: Tensor, layout: TokenLayout, window: Window
+    ) -> TokenBatch:
+        advantages = window.advantages(estimate, layout)
+        self._count_faults(position, "advantages", advantages, layout.mask)
+        return window.shaped(tokens.replace(advantages=advantages))
 
     def _count_faults(self, micro_batch: int, name: str, column: Tensor, mask: Tensor) -> None:
         for field, found in column_faults(name, column, mask).items():
@@ -278,9 +268,3 @@ def _few_samples(estimator: Estimator) -> str:
         "nothing is learned: let a step have more sequences. Now and then it happens where sequences are dropped (dynamic "
         "sampling, unscored or truncated answers)."
     )
-
-
-def _waits(part: TokenPart, estimator: Estimator) -> bool:
-    # Without statistics of its own an estimator has nothing to wait for; one that reads the window's counts all
-    # the same gets NaN from them, and its advantages are counted as a fault.
-    return part.prepass_reads_advantages and bool(estimator.declared_statistics())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from rlobjectives.checks import check_tensor, logprob_excess, nonfinite_count, s
 from rlobjectives.columns import LOGPROBS
 from rlobjectives.distributed.communicator import Communicator
 from rlobjectives.distributed.faults import ABOVE
-from rlobjectives.errors import CapabilityError, MissingColumnError, ShapeError, WindowError
+from rlobjectives.errors import CapabilityError, MissingColumnError, ShapeError
 from rlobjectives.estimators.base import Estimator
 from rlobjectives.estimators.function import FunctionEstimator
 from rlobjectives.estimators.weights import RewardWeights
@@ -132,17 +132,3 @@ def column_faults(
     rest = select(logprob_excess(column.detach()), mask)
     bad, finite = count(rest), rest.sum().isfinite()
     return {name: (bad * ~finite, total), f"{name}{ABOVE}": (bad * finite, total)}
-
-
-def collect(
-    collected: dict[str, list[Stat]], kinds: Mapping[str, type[Stat]], found: Mapping[str, Stat]
-) -> None:
-    """Append statistics to those of their name, if they are of the declared kind."""
-    for name, stat in found.items():
-        if kinds.get(name) is not type(stat):
-            declared = getattr(kinds.get(name), "__name__", "nothing")
-            raise WindowError(
-                f"statistic {name!r} is a {type(stat).__name__}, but {declared} was declared. Declare every "
-                "statistic and metric of a part (window_statistics, metrics), with its kind."
-            )
-        collected[name].append(stat)

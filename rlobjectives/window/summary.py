@@ -15,8 +15,8 @@ from rlobjectives.distributed.ending import ends_together
 from rlobjectives.distributed.faults import Fault, told_by
 from rlobjectives.distributed.synchronize import exchange
 from rlobjectives.errors import WindowError
-from rlobjectives.statistics import Mean, Stat, Sum, fold
-from rlobjectives.window.micro_batches import collect
+from rlobjectives.statistics import Mean, Stat, Sum
+from rlobjectives.statistics.tally import Tally
 from rlobjectives.window.parts import WindowParts
 from rlobjectives.window.reports import Report
 
@@ -79,26 +79,24 @@ def summarize(
         given += _outputs(outputs)
     if added is not None and fault.error is None:
         _stop_if_some_are_missing(given, added, communicator)
-    collected: dict[str, list[Stat]] = {name: [] for name in objective.metric_kinds()}
-    kinds: dict[str, type[Stat]] = {name: type(stat) for name, stat in extra.items()}
-    kinds.update({**objective.metric_kinds(), _SEEN: Mean})
-    collected[_SEEN] = []
+    own: dict[str, type[Stat]] = {**objective.metric_kinds(), _SEEN: Mean}
     device = counts["tokens"].device
+    tally = Tally({**{name: type(stat) for name, stat in extra.items()}, **own})
     # Identities travel where anything fails, so that all rows keep one width.
-    merged: dict[str, Stat] = {name: kind.identity(device) for name, kind in kinds.items()}
+    merged = Tally(tally.kinds).folded(device)
     with fault.guard():
         for position, output in enumerate(given):
-            collect(collected, kinds, output.metrics)
-            collected[_SEEN].append(Mean(torch.stack([output.tokens, torch.ones_like(output.tokens)])))
+            tally.add(output.metrics)
+            tally.add({_SEEN: Mean(torch.stack([output.tokens, torch.ones_like(output.tokens)]))})
             for name, found in output.faults.items():
                 fault.counts[position, name] = found
-        if taken := set(extra) & {*collected, *WINDOW_METRICS}:
+        if taken := set(extra) & {*own, *WINDOW_METRICS}:
             raise WindowError(
                 f"extra holds {sorted(taken)}, which the objective reports itself. Rename them."
             )
-        for name, stat in extra.items():
-            collected[name] = [stat] * communicator.owns_sequences
-        merged.update({name: fold(kind, collected[name], device) for name, kind in kinds.items()})
+        if communicator.owns_sequences:
+            tally.add(extra)
+        merged = tally.folded(device)
     outcome = exchange(merged, communicator, fault=fault, micro_batches=len(given))
     result = outcome.statistics
     fewer = _fewer(outcome.counts, added, communicator)
