@@ -140,6 +140,8 @@ class Experience:
         """A copy on another device; no dtype changes."""
 
         def move(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: move(one) for name, one in value.items()}
             return value.to(device) if isinstance(value, Tensor) else value
 
         rollouts = self.rollouts
@@ -154,7 +156,7 @@ class Experience:
         return self.replace(
             layout=_layout_to(self.layout, device),
             rollouts=rollouts,
-            extra={name: move(column) for name, column in self.extra.items()},
+            extra=move(self.extra),
             **{name: move(getattr(self, name)) for name in TOKEN_COLUMNS},
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -139,7 +140,8 @@ class Round:
             with torch.no_grad():
                 experience = self.module.rollout(batch)
             self._check(experience)
-        filled = {"columns of the rollout": _filled_columns(experience)}
+        reads = (*self.objective.reads(), *self.objective.estimator_reads())
+        filled = {"columns of the rollout": _filled_columns(experience, reads)}
         if self._scores_first:
             size = self._count(experience)
             count = exchange({}, self.communicator, fault=fault, micro_batches=size, agreement=filled)
@@ -259,12 +261,18 @@ class Round:
         return found
 
 
-def _filled_columns(experience: Experience | None) -> str:
-    """Which optional columns a rollout came with: what is run next depends on it, so ranks must agree."""
+def _filled_columns(experience: Experience | None, reads: Iterable[str]) -> str:
+    """Which optional columns a rollout came with: what is run next depends on it, so ranks must agree.
+
+    Args:
+        experience: The rollout; None where it could not be made.
+        reads: Columns that the objective reads: which of a user's own count.
+    """
     if experience is None:
         return ""
     rollouts = experience.rollouts
     here = [name for name in TOKEN_COLUMNS if getattr(experience, name) is not None]
     given = [] if rollouts is None else [one.name for one in dataclasses.fields(rollouts)]
     there = [f"rollouts.{name}" for name in given if getattr(rollouts, name) is not None]
-    return " ".join([*here, *there])
+    own = {**experience.extra, **({} if rollouts is None else rollouts.extra)}.keys() & {*reads}
+    return " ".join([*here, *there, *(f"extra.{name}" for name in sorted(own))])

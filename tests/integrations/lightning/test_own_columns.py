@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 pytest.importorskip("lightning")
 
 import torch
 
-from rlobjectives import MissingColumnError, RankError
+from rlobjectives import GRPO, MissingColumnError, Objective
 from rlobjectives.integrations.lightning import Experience
 from tests.integrations.lightning.runs import fit, uneven
 from tests.integrations.lightning.toy import ToyPolicy, initial_weights
-from tests.own_columns import OBJECTIVE
+from tests.own_columns import OBJECTIVE, Gated
 from tests.ranks import RankFailure, run_ranks
 
 
@@ -69,9 +71,34 @@ def missing_on_rank_1() -> None:
 def test_what_is_missing_on_one_rank_ends_all() -> None:
     with pytest.raises(RankFailure) as caught:
         run_ranks(missing_on_rank_1, 2, timeout=120.0)
-    assert {type(error).__name__ for error in caught.value.errors.values()} <= {
-        "RemoteError",
-        RankError.__name__,
-        MissingColumnError.__name__,
-    }
+    for error in caught.value.errors.values():
+        assert "FromMarks reads score" in str(error)
     assert len(caught.value.errors) == 2
+
+
+def test_they_move_with_the_experience() -> None:
+    found = rated(None, 0)
+    rollouts = dataclasses.replace(found.need_rollouts(), extra={"score": found.extra["score"]})
+    moved = found.replace(rollouts=None).to("meta")
+    assert moved.extra["score"].device.type == "meta"
+    again = found.replace(rollouts=rollouts).to("cpu")
+    assert torch.equal(again.need_rollouts().extra["score"], found.extra["score"])
+
+
+GATED = Objective(estimator=GRPO(), policy_loss="Reinforce", terms=(Gated(),))
+
+
+def gated_on_rank_0(rank: int | None, rollout: int) -> Experience:
+    found = uneven(rank, rollout)
+    return found if rank else found.replace(extra={"gate": found.input_ids / 7.0})
+
+
+def optional_on_one_rank() -> None:
+    fit(ToyPolicy(gated_on_rank_0, objective=GATED), "ddp", rollouts=1)
+
+
+def test_what_may_be_left_out_is_left_out_on_all_ranks() -> None:
+    with pytest.raises(RankFailure) as caught:
+        run_ranks(optional_on_one_rank, 2, timeout=120.0)
+    for error in caught.value.errors.values():
+        assert "columns of the rollout" in str(error) and "extra.gate" in str(error)
