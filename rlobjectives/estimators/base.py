@@ -49,15 +49,16 @@ class Estimator(Component):
         >>> @dataclass(frozen=True, kw_only=True)
         ... class Standardised(Estimator):
         ...     window_statistics = {"rewards": Moments}
-        ...     columns = 2
+        ...     estimate_columns = ("reward", "counted")
         ...     def estimate(self, rollouts):
         ...         return torch.stack([rollouts.rewards.sum(1), rollouts.counted.double()], dim=1)
         ...     def statistics(self, estimate, layout):
-        ...         counted = layout.sequence_mask() & (estimate[:, 1] > 0)
-        ...         return {"rewards": Moments.of(estimate[:, 0], counted)}
+        ...         counted = layout.sequence_mask() & (self.column(estimate, "counted") > 0)
+        ...         return {"rewards": Moments.of(self.column(estimate, "reward"), counted)}
         ...     def finalize(self, estimate, layout, context):
-        ...         white = (estimate[:, 0] - context["rewards"].mean) / context["rewards"].std(ddof=1)
-        ...         return torch.where(estimate[:, 1] > 0, white, 0.0)
+        ...         reward, counted = estimate.unbind(1)
+        ...         white = (reward - context["rewards"].mean) / context["rewards"].std(ddof=1)
+        ...         return torch.where(counted > 0, white, 0.0)
         >>> kept = torch.tensor([True, True, True, True, False, False])
         >>> layout, objective = PaddedLayout(kept.unsqueeze(1), sequence_mask=kept), Objective(estimator=Standardised())
         >>> rewards, group_ids = torch.tensor([1, 0, 0, -1, 5, 5]), torch.tensor([0, 0, 1, 1, 2, 2])
@@ -71,9 +72,18 @@ class Estimator(Component):
     shift_invariant: ClassVar[bool] = True
 
     @property
+    def estimate_columns(self) -> tuple[str, ...]:
+        """Names of the columns of `estimate`, the raw advantage first; none where there is a single one."""
+        return ()
+
+    @property
     def columns(self) -> int:
-        """Numbers that `estimate` gives for each sequence or token: 1 unless it says otherwise."""
-        return 1
+        """Numbers that `estimate` gives for each sequence or token: as many as have names, 1 where none has."""
+        return max(1, len(self.estimate_columns))
+
+    def column(self, estimate: Tensor, name: str) -> Tensor:
+        """One of the named columns of an estimate, ``[n]`` or shaped like the mask."""
+        return estimate[..., self.estimate_columns.index(name)]
 
     @abc.abstractmethod
     def estimate(self, rollouts: Rollouts) -> Tensor:

@@ -75,9 +75,9 @@ class BatchBaseline(RewardWeights, Estimator):
         return context["rewards"].weight < 2
 
     @property
-    def columns(self) -> int:
+    def estimate_columns(self) -> tuple[str, ...]:
         """The reward, whether it is scored, and how far rounding may have moved it."""
-        return 3
+        return ("reward", "scored", "rounding")
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """``[n, 3]``: the raw reward, whether it is scored, and how far rounding may have moved it. Scope: sequence."""
@@ -93,19 +93,21 @@ class BatchBaseline(RewardWeights, Estimator):
 
     def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:
         """Moments and range of the scored sequences' rewards."""
-        rewards, counted = estimate[:, 0], layout.sequence_mask() & (estimate[:, 1] > 0)
+        rewards, scored, rounding = estimate.unbind(1)
+        counted = layout.sequence_mask() & (scored > 0)
         return {
             "rewards": Moments.of(rewards, counted),
             "highest": Maximum.of(rewards, counted),
             "lowest": Minimum.of(rewards, counted),
-            "rounding": Maximum.of(estimate[:, 2], counted),
+            "rounding": Maximum.of(rounding, counted),
         }
 
     def finalize(self, estimate: Tensor, layout: TokenLayout, context: WindowContext) -> Tensor:
         """Subtract the window's mean; divide by its spread if asked."""
         del layout
         moments = context.get("rewards", Moments)
-        advantage = estimate[:, 0] - moments.mean
+        reward, scored, _ = estimate.unbind(1)
+        advantage = reward - moments.mean
         if self.scale == "batch":
-            advantage = whiten(estimate[:, 0], moments, ddof=self.ddof, epsilon=self.epsilon)
-        return torch.where((estimate[:, 1] > 0) & differs(context), advantage, 0.0)
+            advantage = whiten(reward, moments, ddof=self.ddof, epsilon=self.epsilon)
+        return torch.where((scored > 0) & differs(context), advantage, 0.0)

@@ -143,9 +143,9 @@ class GDPO(RewardWeights, Estimator):
         return torch.minimum(context["combined"].weight, context.sequences) < 2
 
     @property
-    def columns(self) -> int:
+    def estimate_columns(self) -> tuple[str, ...]:
         """The sum, whether it is scored, and whether its group carries a signal."""
-        return 3
+        return ("sum", "scored", "signal")
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Combined standardised rewards, before whitening.
@@ -203,7 +203,7 @@ class GDPO(RewardWeights, Estimator):
 
     def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:
         """Moments of S over the window's sequences (or tokens)."""
-        combined, scored = estimate[:, 0], estimate[:, 1] > 0
+        combined, scored = self.column(estimate, "sum"), self.column(estimate, "scored") > 0
         if self.whiten_unit == "token":
             counted = layout.mask & layout.expand(scored)
             return {"combined": Moments.of(layout.expand(combined), counted)}
@@ -212,9 +212,9 @@ class GDPO(RewardWeights, Estimator):
     def finalize(self, estimate: Tensor, layout: TokenLayout, context: WindowContext) -> Tensor:
         """Whiten S over the window; groups without signal and unscored sequences stay exactly zero."""
         del layout
-        combined = estimate[:, 0]
+        combined, scored, signal = estimate.unbind(1)
         if self.whiten_unit == "none":
             return combined
         moments = context.get("combined", Moments)
         white = whiten(combined, moments, ddof=1, epsilon=self.whiten_epsilon, mode=self.whiten_mode)
-        return torch.where((estimate[:, 1] > 0) & (estimate[:, 2] > 0), white, 0.0)
+        return torch.where((scored > 0) & (signal > 0), white, 0.0)

@@ -58,9 +58,9 @@ class GPG(RewardWeights, Estimator):
     on_singleton: Literal["error", "zero"] = "error"
 
     @property
-    def columns(self) -> int:
+    def estimate_columns(self) -> tuple[str, ...]:
         """The centred reward, whether it is scored, and whether it has a signal."""
-        return 3
+        return ("advantage", "scored", "signal")
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """``[n, 3]``: the centred reward over F; whether scored; whether it has a signal. Scope: group."""
@@ -73,10 +73,11 @@ class GPG(RewardWeights, Estimator):
 
     def statistics(self, estimate: Tensor, layout: TokenLayout) -> dict[str, Stat]:
         """Share of scored sequences with a signal."""
-        return {"signal": Mean.of(estimate[:, 2], layout.sequence_mask() & (estimate[:, 1] > 0))}
+        counted = layout.sequence_mask() & (self.column(estimate, "scored") > 0)
+        return {"signal": Mean.of(self.column(estimate, "signal"), counted)}
 
     def finalize(self, estimate: Tensor, layout: TokenLayout, context: WindowContext) -> Tensor:
         """Multiply by α."""
         del layout
         signal, total = context["signal"].row.unbind()
-        return estimate[:, 0] * (total / signal.clamp_min(1.0))
+        return self.column(estimate, "advantage") * (total / signal.clamp_min(1.0))

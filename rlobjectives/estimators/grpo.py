@@ -92,9 +92,9 @@ class GRPO(RewardWeights, Estimator):
         return context["rewards"].weight < 2 if self.scale == "batch" else None
 
     @property
-    def columns(self) -> int:
-        """The advantage; for a batch scale also the raw reward and whether it is scored."""
-        return 3 if self.scale == "batch" else 1
+    def estimate_columns(self) -> tuple[str, ...]:
+        """For a batch scale also the raw reward and whether it is scored."""
+        return ("advantage", "reward", "scored") if self.scale == "batch" else ()
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """Group-relative advantages ``[n]`` (``[n, 3]`` under ``scale="batch"``)."""
@@ -119,8 +119,8 @@ class GRPO(RewardWeights, Estimator):
         """Moments of the raw rewards of scored sequences, when they are the scale."""
         if self.scale != "batch":
             return {}
-        counted = layout.sequence_mask() & (estimate[:, 2] > 0)
-        return {"rewards": Moments.of(estimate[:, 1], counted)}
+        counted = layout.sequence_mask() & (self.column(estimate, "scored") > 0)
+        return {"rewards": Moments.of(self.column(estimate, "reward"), counted)}
 
     def finalize(self, estimate: Tensor, layout: TokenLayout, context: WindowContext) -> Tensor:
         """Divide by the window's standard deviation of raw rewards, when that is the scale."""
@@ -128,7 +128,7 @@ class GRPO(RewardWeights, Estimator):
         if self.scale != "batch":
             return estimate
         moments = context.get("rewards", Moments)
-        std, centred = moments.std(self.ddof), estimate[:, 0]
+        std, centred = moments.std(self.ddof), self.column(estimate, "advantage")
         divisor = std + self.epsilon if self.epsilon_mode == "add" else std.clamp_min(self.epsilon)
         return torch.where(centred == 0, 0.0, centred / divisor)  # no reward differs: 0 even over 0
 

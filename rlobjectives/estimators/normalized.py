@@ -70,9 +70,9 @@ class Normalized(Estimator):
         return few | ((context.sequences < 2) & ~differs(context)) if self.compares_window else few
 
     @property
-    def columns(self) -> int:
-        """The advantage; with it, where sums of rewards are whitened, what rounding may have done to it."""
-        return 2 if self.sums_rewards and self.normalize == "window" else 1
+    def estimate_columns(self) -> tuple[str, ...]:
+        """Beside the advantage, where sums of rewards are whitened, what rounding may have done to it."""
+        return ("advantage", "rounding") if self.sums_rewards and self.normalize == "window" else ()
 
     def declared_statistics(self) -> dict[str, type[Stat]]:
         """Moments and range of the advantages over tokens, when they are normalised."""
@@ -95,7 +95,7 @@ class Normalized(Estimator):
             "lowest": Minimum.of(raw, mask),
         }
         if self.sums_rewards:
-            rounding = torch.zeros_like(raw) if raw is estimate else estimate[..., 1]
+            rounding = torch.zeros_like(raw) if raw is estimate else self.column(estimate, "rounding")
             found["rounding"] = Maximum.of(rounding, mask)
         return found
 
@@ -122,4 +122,4 @@ class Normalized(Estimator):
         return estimate if plain else estimate[..., 0]
 
     def _counted(self, estimate: Tensor) -> Tensor:
-        return estimate[:, 1] > 0
+        return self.column(estimate, "scored") > 0

@@ -156,9 +156,9 @@ class ReinforcePlusPlusBaseline(RewardWeights, Normalized):
     on_singleton: Literal["error", "zero"] = "error"
 
     @property
-    def columns(self) -> int:
+    def estimate_columns(self) -> tuple[str, ...]:
         """The centred reward, whether it is scored, and whether its group has any spread."""
-        return 3
+        return ("advantage", "scored", "spread")
 
     def estimate(self, rollouts: Rollouts) -> Tensor:
         """``[n, 3]``: centred reward, whether the sequence is scored, whether its group has spread. Scope: group."""
@@ -171,4 +171,5 @@ class ReinforcePlusPlusBaseline(RewardWeights, Normalized):
 
     def finalize(self, estimate: Tensor, layout: TokenLayout, context: WindowContext) -> Tensor:
         """Whiten over the window; groups without spread and unscored sequences stay exactly zero."""
-        return torch.where(estimate[:, 2] > 0, Normalized.finalize(self, estimate, layout, context), 0.0)
+        white = Normalized.finalize(self, estimate, layout, context)
+        return torch.where(self.column(estimate, "spread") > 0, white, 0.0)
