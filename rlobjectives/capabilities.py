@@ -61,7 +61,7 @@ class Capabilities:
         reads: Columns that it cannot do without; follows from what a part declares in ``reads``.
         needs_prepass: Reads the whole window's log-probabilities before the first loss.
         min_group_size: Completions per prompt it needs at least.
-        requires_on_policy: One update a rollout, no staleness: there is no ratio to correct with.
+        requires_on_policy: One update per rollout, no staleness: there is no ratio to correct with.
         requires_sampled_distribution: Its ratio is taken against the distribution that sampled, so
             truncated sampling needs log-probabilities of the truncated distribution.
         forbids_normalize_advantages: A second normalisation would change the objective.
@@ -114,9 +114,9 @@ class Capabilities:
         if self.needs_prepass:
             words.append("a pass over the window before its losses")
         if self.min_group_size > 1:
-            words.append(f"{self.min_group_size}+ completions a prompt")
+            words.append(f"{self.min_group_size}+ completions per prompt")
         if self.requires_on_policy:
-            words.append("one update a rollout")
+            words.append("one update per rollout")
         return tuple(words)
 
 

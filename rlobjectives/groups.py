@@ -12,7 +12,7 @@ from rlobjectives.checks import check_integral
 __all__ = ["Groups"]
 
 _ONE_A_PROMPT = (
-    "one id a prompt: number your prompt keys once per rollout (the same prompt twice gets two ids)"
+    "one id per prompt: number your prompt keys once per rollout (the same prompt twice gets two ids)"
 )
 
 

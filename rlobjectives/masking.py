@@ -39,7 +39,7 @@ def select(values: Tensor, mask: Tensor, other: float = 0.0) -> Tensor:
         or _differentiable(values)
     ):
         return torch.where(mask, values, _as_held(other, values.dtype))
-    # On a CPU torch.where takes one element at a time, four times as long as the same on bits: 0 is no bit at all.
+    # On a CPU torch.where takes one element at a time, four times as long as masking the bits: 0.0 is the all-zero pattern.
     bits = values.view(integer)
     bits = bits * mask if integer is torch.int32 else bits & mask.to(integer).neg_()
     if other != 0.0:

@@ -57,7 +57,7 @@ class Objective:
 
     Args:
         estimator: Rewards to advantages; a plain function ``(Rollouts) -> advantages`` will do.
-        policy_loss: Log-probabilities to one number a token; by default `ClippedSurrogate`.
+        policy_loss: Log-probabilities to one number per token; by default `ClippedSurrogate`.
         reduction: Weight of each token in the window; by default `TokenMean`.
         kl: Penalty on the divergence from a reference policy.
         correction: Weights of the policy loss for the mismatch between sampler and trainer.
@@ -223,7 +223,7 @@ class Objective:
         return found
 
     def __getstate__(self) -> dict[str, object]:
-        # What follows from the parts is asked anew of them, for where this is read they may be of another version.
+        # Cached properties are not pickled: the reader may run another version of the parts.
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @property

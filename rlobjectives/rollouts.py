@@ -47,8 +47,8 @@ class Rollouts:
         group_ids: Integer prompt of each sequence, ``[n]``. Need not be sorted or contiguous.
         layout: Token layout of the same ``n`` sequences. Needed by estimators that look at tokens.
         reward_names: Names of the ``r`` rewards; ``reward_0 …`` by default.
-        scored: Bool ``[n, r]``, False where a reward is missing. A missing cell leaves that reward's
-            statistics and adds nothing; whatever it holds is ignored. None: every cell is scored. Dummies, which the
+        scored: Bool ``[n, r]``, False where a reward is missing. A missing entry is
+            excluded from that reward's statistics and adds nothing; whatever it holds is ignored. None: every cell is scored. Dummies, which the
             layout's ``sequence_mask`` leaves out, are never scored and no members of the group they repeat.
         values: Critic values of each token, shaped like the layout's mask (as every token column).
         token_rewards: Rewards given at tokens, on top of `rewards`. A number other than 0 at a place that is no action is
@@ -142,7 +142,7 @@ class Rollouts:
             scored = torch.ones_like(rewards, dtype=torch.bool)
         elif scored.dim() == 1:
             scored = scored.unsqueeze(1)
-        check_shape("scored", scored, (count, width), "one flag a reward cell")
+        check_shape("scored", scored, (count, width), "one flag per reward cell")
         if scored.dtype is not torch.bool:
             raise ShapeError(f"scored has dtype {scored.dtype}; expected torch.bool.")
         genuine = None
@@ -152,7 +152,7 @@ class Rollouts:
             scored = scored & genuine.unsqueeze(1)
         self._set("scored", scored)
         self._set("reward_names", check_reward_names(self.reward_names, width))
-        check_shape("group_ids", self.group_ids, (count,), "one prompt id a sequence")
+        check_shape("group_ids", self.group_ids, (count,), "one prompt id per sequence")
         self._set("groups", Groups.of(self.group_ids, genuine=genuine))
         self._check_scored_rewards(genuine)
         self._check_tokens(count)
@@ -226,16 +226,16 @@ class Rollouts:
 
     def _check_sequences(self, count: int) -> None:
         if self.session_ids is not None:
-            check_shape("session_ids", self.session_ids, (count,), "one session id a sequence")
-            self._set("sessions", Groups.of(self.session_ids, "session_ids", meaning="one id a session"))
+            check_shape("session_ids", self.session_ids, (count,), "one session id per sequence")
+            self._set("sessions", Groups.of(self.session_ids, "session_ids", meaning="one id per session"))
         if self.truncated is not None:
             check_mask("truncated", self.truncated, meaning="the sequence was cut off")
-            check_shape("truncated", self.truncated, (count,), "one flag a sequence")
+            check_shape("truncated", self.truncated, (count,), "one flag per sequence")
         self._set("unbootstrapped", self._cut_without_value())
         if self.bootstrap_values is not None:
             truncated = self.need("truncated", "rollouts.bootstrap_values")
             refuse_booleans("bootstrap_values", self.bootstrap_values)
-            check_shape("bootstrap_values", self.bootstrap_values, (count,), "one value a sequence")
+            check_shape("bootstrap_values", self.bootstrap_values, (count,), "one value per sequence")
             check_finite("bootstrap_values", self.bootstrap_values, truncated)
             self._set("bootstrap_values", self.bootstrap_values.detach())
         if self.greedy_rewards is not None:
@@ -300,7 +300,7 @@ class Rollouts:
             Float64 ``[n]``; 0 where no member of the group counts. Scope: group. Gradient: none.
 
         Raises:
-            ShapeError: If there is not one value a sequence.
+            ShapeError: If there is not one value per sequence.
 
         Example:
             >>> rewards, scored = torch.tensor([1.0, 0.0, 9.0]), torch.tensor([[True], [True], [False]])
@@ -308,7 +308,7 @@ class Rollouts:
             >>> rollouts.group_mean(rewards)
             tensor([0.5000, 0.5000, 0.5000], dtype=torch.float64)
         """
-        check_shape("values", values, (self.num_sequences,), "one value a sequence")
+        check_shape("values", values, (self.num_sequences,), "one value per sequence")
         counted, index = self.counted, self.groups.index
         zeros = torch.zeros(self.groups.count, dtype=torch.float64, device=values.device)
         total = zeros.index_add(0, index, select(values.detach().double(), counted))

@@ -41,7 +41,7 @@ def reward_matrix(
     """
     lengths = {name: len(scores) for name, scores in columns.items()}
     if not columns or len(set(lengths.values())) != 1:
-        raise ShapeError(f"Rewards need one score a sequence from every function; got lengths {lengths}.")
+        raise ShapeError(f"Rewards need one score per sequence from every function; got lengths {lengths}.")
     cells: list[list[float]] = []
     flags: list[list[bool]] = []
     for name, scores in columns.items():

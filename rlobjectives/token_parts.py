@@ -201,7 +201,7 @@ class TokenTerm(TokenPart):
             yield (
                 f"{type(self).__name__} has one loss for all tokens of a sequence, but "
                 f"{type(reduction).__name__} weighs them differently, so its slope would be wrong. Choose a "
-                "reduction with one weight a sequence (SequenceMean), or a loss of single tokens."
+                "reduction with one weight per sequence (SequenceMean), or a loss of single tokens."
             )
 
     def value(self, tokens: TokenBatch, context: WindowContext) -> Tensor:

@@ -108,7 +108,7 @@ def trl_loss(columns: dict[str, Tensor], mask: Tensor, *, loss_type: str, **opti
     """``GRPOTrainer._compute_loss`` on given log-probabilities; skips the test where TRL is not installed.
 
     Args:
-        columns: ``logprobs``, ``old_logprobs``, ``advantages`` (one a sequence), and ``ref_logprobs`` or
+        columns: ``logprobs``, ``old_logprobs``, ``advantages`` (one per sequence), and ``ref_logprobs`` or
             ``entropy`` where they are read.
         mask: Bool ``[b, t]``.
         loss_type: TRL's name.

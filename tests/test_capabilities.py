@@ -39,7 +39,7 @@ def test_needs_in_words() -> None:
     words = Capabilities(
         reads=frozenset({"values", "returns"}), min_group_size=3, requires_on_policy=True
     ).needs()
-    assert words == ("values of a critic", "3+ completions a prompt", "one update a rollout")
+    assert words == ("values of a critic", "3+ completions per prompt", "one update per rollout")
 
 
 VIOLATIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [

@@ -76,7 +76,7 @@ def in_trl(path: Any, name: str, arguments: Any) -> Objective:
     from trl import TrlParser
 
     from rlobjectives.integrations.trl import ObjectiveConfig
-    from rlobjectives.integrations.trl.settle import as_objective, one_of
+    from rlobjectives.integrations.trl.objective_source import as_objective, one_of
 
     usual = {"output_dir": str(path.parent), "use_cpu": True, "bf16": False, "report_to": "none"}
     path.write_text(yaml.safe_dump({**usual, "objective": name, "objective_args": arguments}))
@@ -181,7 +181,7 @@ class TestAlike:
 
     def test_a_mapping_of_all_fields_goes_to_trl_too(self) -> None:
         pytest.importorskip("trl")
-        from rlobjectives.integrations.trl.settle import as_objective
+        from rlobjectives.integrations.trl.objective_source import as_objective
 
         assert as_objective({"estimator": "GRPO", "kl": {"coef": 0.1}}).kl == KLPenalty(coef=0.1)
         with pytest.raises(CapabilityError, match="a mapping needs 'name'"):

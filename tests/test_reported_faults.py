@@ -265,7 +265,7 @@ class TestGroups:
 
 class TestSequenceWeights:
     def test_a_sequence_mean_weighs_answers_alike(self) -> None:
-        """Values of one number a sequence: −0.0581, not the token-weighted 0.5235; gradient 1/length to each token."""
+        """Values of one number per sequence: −0.0581, not the token-weighted 0.5235; gradient 1/length to each token."""
 
         class Sequence(PolicyLoss):
             def value(self, tokens: TokenBatch, context: Any) -> Tensor:

@@ -46,9 +46,9 @@ def test_unscored_cells_hold_nothing_whatever_they_held() -> None:
     ("columns", "error", "message"),
     [
         ({"rewards": torch.ones(2, 1, 1)}, ShapeError, "rewards has shape"),
-        ({"group_ids": torch.tensor([1.0, 2.0])}, ShapeError, "expected integers, one id a prompt"),
-        ({"group_ids": torch.tensor([1])}, ShapeError, "one prompt id a sequence"),
-        ({"scored": torch.ones(2, 2, dtype=torch.bool)}, ShapeError, "one flag a reward cell"),
+        ({"group_ids": torch.tensor([1.0, 2.0])}, ShapeError, "expected integers, one id per prompt"),
+        ({"group_ids": torch.tensor([1])}, ShapeError, "one prompt id per sequence"),
+        ({"scored": torch.ones(2, 2, dtype=torch.bool)}, ShapeError, "one flag per reward cell"),
         ({"scored": torch.ones(2)}, ShapeError, r"torch\.bool"),
         ({"reward_names": ("a", "b")}, ShapeError, "reward_names"),
         ({"layout": PaddedLayout(torch.ones(3, 2, dtype=torch.bool))}, ShapeError, "3 sequences"),
@@ -59,7 +59,7 @@ def test_unscored_cells_hold_nothing_whatever_they_held() -> None:
             NonFiniteError,
             "3 non-finite values among 3",
         ),
-        ({"session_ids": torch.tensor([1.0, 2.0])}, ShapeError, "session_ids.*integers, one id a session"),
+        ({"session_ids": torch.tensor([1.0, 2.0])}, ShapeError, "session_ids.*integers, one id per session"),
         ({"truncated": torch.tensor([1, 0])}, ShapeError, "truncated.*True where the sequence was cut off"),
     ],
 )

@@ -230,7 +230,7 @@ class TestLifeCycle:
 
     def test_an_estimate_must_match_its_layout(self) -> None:
         for estimate in (torch.zeros(3), torch.zeros(2, 3, 1), torch.zeros(1)):
-            with pytest.raises(ShapeError, match="one row a sequence of the layout"):
+            with pytest.raises(ShapeError, match="one row per sequence of the layout"):
                 Objective(estimator=GRPO()).freeze([(estimate, LAYOUT)])
 
     def test_the_losses_must_see_the_tokens_of_the_window(self) -> None:

@@ -175,7 +175,7 @@ def _by_trl(file: Path) -> Objective:
     from trl import ModelConfig, TrlParser
 
     from rlobjectives.integrations.trl import ObjectiveConfig
-    from rlobjectives.integrations.trl.settle import as_objective
+    from rlobjectives.integrations.trl.objective_source import as_objective
 
     flags = ["--output_dir", "runs", "--use_cpu", "true", "--bf16", "false"]
     parser = TrlParser((ObjectiveConfig, ModelConfig))

@@ -57,7 +57,7 @@ class Data:
         rewards: ``[n, 2]``; the prompt 11 has equal ones.
         scored: ``[n, 2]``; the sequence 2 has none.
         columns: Token columns ``[n, t]``, by name.
-        facts: Columns of one entry a sequence, by name.
+        facts: Columns of one entry per sequence, by name.
     """
 
     width = 5

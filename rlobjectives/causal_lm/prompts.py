@@ -20,7 +20,7 @@ class PromptBatch:
     """One rank's prompts of one rollout.
 
     Args:
-        rows: One dictionary a prompt: the prompt and whatever else the data hold about it.
+        rows: One dictionary per prompt: the prompt and whatever else the data hold about it.
         prompt_column: Key of the prompt, a string or a list of chat messages.
         ids: Identity of each prompt inside the rollout, different over all ranks.
         num_generations: Completions to sample for each prompt.

@@ -16,7 +16,7 @@ from rlobjectives.scores import reward_matrix
 __all__ = ["RewardFunction", "RewardFunctions"]
 
 RewardFunction = Callable[..., Sequence[float | None]]
-"""``reward(prompts, completions, **columns) -> one number a completion, or None where it cannot score``."""
+"""``reward(prompts, completions, **columns) -> one number per completion, or None where it cannot score``."""
 
 
 class RewardFunctions:
@@ -24,7 +24,7 @@ class RewardFunctions:
 
     A function is called as ``reward(prompts, completions, **columns)``: the prompts as they stand in the data,
     the completions as text, and every other column of the data by its name, each a list with one entry a
-    completion. The lists are its own: what it does to them, no other function sees. It returns one number a
+    completion. The lists are its own: what it does to them, no other function sees. It returns one number per
     completion, as a list, a tensor or an array; None (or NaN) says that it cannot score that one, which becomes an
     unscored cell and never a number.
 

@@ -42,7 +42,7 @@ def is_sharded(model: nn.Module) -> bool:
 def whole_weights(model: _ModuleT) -> Iterator[_ModuleT]:
     """Give the model with all its weights at hand; every rank of the run must enter and leave.
 
-    Sampling runs one forward a token. Under ZeRO-3 and FSDP2 each of them gathers every layer anew, and all ranks
+    Sampling runs one forward per token. Under ZeRO-3 and FSDP2 each of them gathers every layer anew, and all ranks
     must run equally many. Here the weights are gathered once, and what is given is a view of the model that has
     them: the same parameters, in modules without the hooks that would gather and release them. Its forwards
     communicate with nobody. The weights of the whole model must fit on one device meanwhile.

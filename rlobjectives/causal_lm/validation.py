@@ -49,7 +49,7 @@ class ValidationScores:
         Args:
             prefix: What metric names start with.
             transcript: Scored completions.
-            counted: One flag a completion.
+            counted: One flag per completion.
         """
         flags = torch.tensor(counted)
         stats: dict[str, Stat] = {f"{prefix}/accuracy": transcript.accuracy(self._threshold, flags)}

@@ -28,7 +28,7 @@ class EntropyMask(PolicyCorrection):
         keepₜ = Hₜ ≥ quantile(H, 1 − fraction)        over all counted tokens of the window
 
     The quantile is exact for float32 entropies and the same for any cut of the window: three
-    histograms, three collectives a step (the first is the window's own). Ties with the threshold are kept. Penalties and the
+    histograms, three collectives per step (the first is the window's own). Ties with the threshold are kept. Penalties and the
     entropy bonus still see every token.
 
     Args:
@@ -75,7 +75,7 @@ class EntropyMask(PolicyCorrection):
         policy = parts.get("policy_loss")
         if isinstance(policy, TokenTerm) and policy.sequence_level:
             yield (
-                f"{type(policy).__name__} has one number a sequence, and EntropyMask drops single tokens, so "
+                f"{type(policy).__name__} has one number per sequence, and EntropyMask drops single tokens, so "
                 "its slope would be wrong. Choose a loss of single tokens (GSPOToken, ClippedSurrogate)."
             )
         yield from denominator_conflict(self, parts.get("reduction"))

@@ -45,7 +45,7 @@ class ImportanceCorrection(PolicyCorrection):
 
     The sampler computes other numbers than the trainer even with the same weights; this corrects for it.
     Value and slope are multiplied, so it is exact for every loss that treats tokens one by one. A loss with
-    one number a sequence (GSPO) cannot take weights that differ inside a sequence: that is refused, weights
+    one number per sequence (GSPO) cannot take weights that differ inside a sequence: that is refused, weights
     of whole sequences are not.
 
     Args:
@@ -162,7 +162,7 @@ class ImportanceCorrection(PolicyCorrection):
             )
         if isinstance(policy, TokenTerm) and policy.sequence_level and self.token_level:
             yield (
-                f"{type(policy).__name__} has one number a sequence, and the correction's weights differ "
+                f"{type(policy).__name__} has one number per sequence, and the correction's weights differ "
                 "inside a sequence, so its slope would be wrong. Use weight='sequence' or 'geometric', and "
                 "tests over sequences."
             )

@@ -81,8 +81,8 @@ class OPSM(PolicyCorrection):
             and getattr(estimator, "token_level", False)
         ):
             yield (
-                f"{type(policy).__name__} has one number a sequence, and with token-level advantages OPSM "
-                "drops single tokens. Use an estimator with one advantage a sequence."
+                f"{type(policy).__name__} has one number per sequence, and with token-level advantages OPSM "
+                "drops single tokens. Use an estimator with one advantage per sequence."
             )
         yield from denominator_conflict(self, parts.get("reduction"))
 

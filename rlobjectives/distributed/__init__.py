@@ -1,4 +1,4 @@
-"""Everything that talks to other ranks: one message a window, folded in rank order."""
+"""Everything that talks to other ranks: one message per window, folded in rank order."""
 
 from rlobjectives.distributed.communicator import LOCAL, Communicator
 from rlobjectives.distributed.context_parallel import full_token_counts

@@ -1,4 +1,4 @@
-"""One message a rank: errors, schema, micro-batch count and statistics, folded in rank order."""
+"""One message per rank: errors, schema, micro-batch count and statistics, folded in rank order."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ class Estimator(Component):
         """Whether each group's combined raw advantage differs between its members.
 
         Judged in float32, the precision it is used in: the test a dynamic-sampling filter wants. Dummies are not
-        looked at. Only for estimators of one number a sequence.
+        looked at. Only for estimators of one number per sequence.
 
         Args:
             rollouts: Whole prompt groups.
@@ -236,11 +236,11 @@ class Estimator(Component):
             Bool ``[g]``, in the order of `Rollouts.groups`.
 
         Raises:
-            ShapeError: If this estimator gives one advantage a token.
+            ShapeError: If this estimator gives one advantage per token.
         """
         if self.token_level:
             raise ShapeError(
-                f"{type(self).__name__} gives one advantage a token; carries_signal judges groups of "
+                f"{type(self).__name__} gives one advantage per token; carries_signal judges groups of "
                 "sequences. Use a group estimator to filter groups."
             )
         estimate = self.estimate(rollouts) if estimate is None else estimate

@@ -32,7 +32,7 @@ class BatchBaseline(RewardWeights, Estimator):
     window in which all rewards are equal (but for rounding) gives exactly zero.
 
     Args:
-        weights: One weight a reward, in column order or by name; None weighs all 1.
+        weights: One weight per reward, in column order or by name; None weighs all 1.
         scale: ``"none"`` or ``"batch"``.
         epsilon: Added to the standard deviation, in reward units.
         ddof: 1 sample, 0 population standard deviation.

@@ -34,7 +34,7 @@ class Combined(Estimator):
 
         Aₜ = Σⱼ wⱼ·Aₜ⁽ʲ⁾        each A⁽ʲ⁾ finalised (whitened, scaled) by its own estimator
 
-    Estimators of one advantage a sequence and of one a token mix freely; a per-token teacher signal next to
+    Estimators of one advantage per sequence and of one per token mix freely; a per-token teacher signal next to
     an outcome reward is ``Combined(estimators=(GRPO(), TeacherSignal(coef=0.5)))``. All read the same
     rollouts: give each its reward columns by its own ``weights``. A critic learns the targets of the estimator that
     reads it, whatever that one weighs here; one critic cannot learn the targets of two.
@@ -84,7 +84,7 @@ class Combined(Estimator):
 
     @property
     def token_level(self) -> bool:  # type: ignore[override]  # depends on what is combined
-        """Whether any of the estimators gives one advantage a token."""
+        """Whether any of the estimators gives one advantage per token."""
         return any(part.token_level for part in self.estimators)
 
     def required(self) -> Capabilities:

@@ -26,8 +26,8 @@ class FunctionEstimator(Estimator):
     `Estimator` and declare a statistic.
 
     Args:
-        function: Gives one number a sequence ``[n]``, or one a token, shaped like the layout's mask.
-        token_level: True when it gives one number a token; a bare function in `Objective` is taken to give one a
+        function: Gives one number per sequence ``[n]``, or one per token, shaped like the layout's mask.
+        token_level: True when it gives one number per token; a bare function in `Objective` is taken to give one a
             sequence.
         reads: Columns of rollouts that the function cannot do without: the library's by name, or a `Column` of your own.
             A bare function may have them as an attribute ``reads``.
@@ -80,7 +80,7 @@ class FunctionEstimator(Estimator):
             name = getattr(self.function, "__name__", self.function)
             layout, hint = rollouts.layout, ""
             if layout is not None and not self.token_level and getattr(found, "shape", None) == layout.shape:
-                hint = f" One number a token is FunctionEstimator(function={name}, token_level=True)."
+                hint = f" One number per token is FunctionEstimator(function={name}, token_level=True)."
             raise ShapeError(
                 f"{name!s} returned {got}; expected a tensor "
                 f"{list(expected)}, one number a {'token' if self.token_level else 'sequence'}.{hint}"

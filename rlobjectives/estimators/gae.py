@@ -45,7 +45,7 @@ class GAE(RewardWeights, Normalized):
         value_trace_decay: λ of the value targets; None takes ``trace_decay``.
         adaptive_alpha: α of the length-adaptive λ ``1 − 1/(α·length)`` of the advantages, in place of
             ``trace_decay``; the value targets then use ``value_trace_decay`` or ``trace_decay``.
-        weights: One weight a reward, in column order or by name; None weighs all 1.
+        weights: One weight per reward, in column order or by name; None weighs all 1.
         reward_scope: ``"segment"``: every sequence is a trajectory with its own reward. ``"session"``: the
             sequences of a session, in the order given, are one trajectory with one reward at its end.
             ``"session_replicated"``: each sequence is a trajectory and receives the session's reward.

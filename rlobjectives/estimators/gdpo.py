@@ -63,7 +63,7 @@ class GDPO(RewardWeights, Estimator):
     constant in a group, the columns cancel to exactly zero as well: that is the method, not an accident.
 
     Args:
-        weights: One weight a reward, in the order of ``reward_names`` or by name; None weighs all 1.
+        weights: One weight per reward, in the order of ``reward_names`` or by name; None weighs all 1.
         epsilon: Added to each group's standard deviation, in units of that reward.
         baseline: ``"inclusive"`` or ``"leave_one_out"`` mean (and std) of the group.
         whiten_unit: ``"sample"`` counts every sequence once; ``"token"`` counts its tokens (long

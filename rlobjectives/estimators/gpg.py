@@ -31,7 +31,7 @@ class GPG(RewardWeights, Estimator):
     N and the count are of the whole window, all ranks included. No standard deviation.
 
     Args:
-        weights: One weight a reward, in column order or by name; None weighs all 1.
+        weights: One weight per reward, in column order or by name; None weighs all 1.
         count: What has a signal: ``"spread"``, a sequence whose group is not constant; or ``"nonzero"``, one
             whose raw reward is not 0 (always true of rewards in {−1, 1}).
         divisor: F > 0.

@@ -34,7 +34,7 @@ class GRPO(RewardWeights, Estimator):
     enter its siblings' baseline.
 
     Args:
-        weights: One weight a reward, in column order or by name; None weighs all 1.
+        weights: One weight per reward, in column order or by name; None weighs all 1.
         scale: ``"group"``, ``"batch"`` (std of raw rewards over the optimizer window) or ``"none"``.
         baseline: ``"inclusive"`` or ``"leave_one_out"``. Where the other completions are all equal (with
             two, always) they have no spread to divide by: then the difference itself is the advantage.

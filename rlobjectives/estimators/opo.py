@@ -27,7 +27,7 @@ class OPO(RewardWeights, Estimator):
     counts. A constant group gives exactly zero.
 
     Args:
-        weights: One weight a reward, in column order or by name; None weighs all 1.
+        weights: One weight per reward, in column order or by name; None weighs all 1.
         on_singleton: ``"error"`` or ``"zero"`` for a prompt with one completion.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The optimal token baseline: one baseline a token, weighted by how uncertain each path has been."""
+"""The optimal token baseline: one baseline per token, weighted by how uncertain each path has been."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OptimalTokenBaseline(RewardWeights, Normalized):
     its baseline is 0 there. Where all answers have the same return, the advantage is exactly 0.
 
     Args:
-        weights: One weight a reward, in column order or by name; None weighs all 1.
+        weights: One weight per reward, in column order or by name; None weighs all 1.
         importance_clip: Upper bound of ρ̄, the ratio of the current policy to the sampler; None takes
             ρ̄ = 1 and needs no behaviour log-probabilities.
         baseline_epsilon: ε ≥ 0 in the baseline.

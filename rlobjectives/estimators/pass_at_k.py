@@ -72,7 +72,7 @@ class PassAtK(RewardWeights, Estimator):
         form: ``"analytic"`` or ``"max_minus_second"``.
         threshold: An answer is correct if its combined reward is greater.
         scale: For ``"max_minus_second"``: ``"group"`` divides by std + ε, ``"none"`` does not.
-        weights: One weight a reward, in column order or by name; None weighs all 1.
+        weights: One weight per reward, in column order or by name; None weighs all 1.
         epsilon: Stability constant; the analytic form needs none.
         on_singleton: ``"error"`` or ``"zero"`` for a prompt with fewer than max(2, k) completions.
 
@@ -104,7 +104,7 @@ class PassAtK(RewardWeights, Estimator):
         return max(2, self.k) if self.form == "analytic" else 2
 
     def required(self) -> Capabilities:
-        """As many completions a prompt as are drawn."""
+        """As many completions per prompt as are drawn."""
         return super().required().merge(Capabilities(min_group_size=self.smallest_group))
 
     def estimate(self, rollouts: Rollouts) -> Tensor:

@@ -37,7 +37,7 @@ class ReinforcePlusPlus(RewardWeights, Normalized):
         discount: γ in [0, 1].
         kl_coef: β ≥ 0; 0 needs no reference policy.
         kl_estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"abs"``.
-        weights: One weight a reward, in column order or by name; None weighs all 1.
+        weights: One weight per reward, in column order or by name; None weighs all 1.
         observations: ``"skip"``, or ``"step"`` to discount through masked tokens before the last action.
         on_lost_reward: ``"error"`` or ``"drop"`` for a reward other than 0 without an action token.
         on_observation_reward: ``"error"``, ``"credit"`` or ``"drop"`` for a token reward other than 0 at a place that is
@@ -127,7 +127,7 @@ class ReinforcePlusPlusBaseline(RewardWeights, Normalized):
     still counts in μ and σ).
 
     Args:
-        weights: One weight a reward, in column order or by name; None weighs all 1.
+        weights: One weight per reward, in column order or by name; None weighs all 1.
         on_singleton: ``"error"`` or ``"zero"`` for a prompt with one completion.
         normalize: ``"window"`` or ``"none"``.
         ddof: 0 population, 1 sample variance.

@@ -34,7 +34,7 @@ class ReMax(RewardWeights, Normalized):
     Args:
         kl_coef: β ≥ 0 of a penalty ``β·k(ℓ − ℓʳᵉᶠ)`` in the token rewards.
         kl_estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"abs"``.
-        weights: One weight a reward, in column order or by name; None weighs all 1.
+        weights: One weight per reward, in column order or by name; None weighs all 1.
         on_lost_reward: ``"error"`` or ``"drop"`` for a reward other than 0 without an action token.
         on_observation_reward: ``"error"``, ``"credit"`` or ``"drop"`` for a token reward other than 0 at a place that is
             no action (see `token_rewards`); ``"credit"`` adds it to the last action token before it.

@@ -32,7 +32,7 @@ class TDLambda(RewardWeights, Normalized):
         discount: γ in [0, 1].
         trace_decay: λ in [0, 1].
         baseline: ``"values"`` or ``"none"``.
-        weights: One weight a reward, in column order or by name; None weighs all 1.
+        weights: One weight per reward, in column order or by name; None weighs all 1.
         observations: ``"skip"``, ``"zero_value"`` or ``"step"`` (see `lambda_returns`).
         on_lost_reward: ``"error"`` or ``"drop"`` for a reward other than 0 without an action token.
         on_observation_reward: ``"error"``, ``"credit"`` or ``"drop"`` for a token reward other than 0 at a place that is

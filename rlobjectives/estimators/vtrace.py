@@ -34,7 +34,7 @@ class VTrace(RewardWeights, Normalized):
         rho_clip: Upper bound of the ratio in δ; moves the fixed point towards the sampler's policy.
         trace_clip: Upper bound of the ratio in the trace; trades variance only.
         policy_rho_clip: Upper bound of the ratio in the advantage.
-        weights: One weight a reward, in column order or by name; None weighs all 1.
+        weights: One weight per reward, in column order or by name; None weighs all 1.
         on_lost_reward: ``"error"`` or ``"drop"`` for a reward other than 0 without an action token.
         on_observation_reward: ``"error"``, ``"credit"`` or ``"drop"`` for a token reward other than 0 at a place that is
             no action (see `token_rewards`); ``"credit"`` adds it to the last action token before it.

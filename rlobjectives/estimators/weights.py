@@ -29,7 +29,7 @@ class RewardWeights(_Base):
     """What an estimator whose rewards are weighed has beside its base: the one place that knows how weights are given.
 
     Args:
-        weights: One weight a reward, in the order of ``reward_names`` or by name; None weighs all 1.
+        weights: One weight per reward, in the order of ``reward_names`` or by name; None weighs all 1.
 
     Raises:
         CapabilityError: If a weight is no finite number.
@@ -70,7 +70,7 @@ class RewardWeights(_Base):
         elif facts.num_rewards is not None and len(self.weights) != facts.num_rewards:
             yield (
                 f"{type(self).__name__} has {len(self.weights)} weights for {facts.num_rewards} rewards. "
-                "Give one weight a reward."
+                "Give one weight per reward."
             )
 
     def combined(self, rollouts: Rollouts) -> RewardSum:

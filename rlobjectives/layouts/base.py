@@ -62,7 +62,7 @@ class TokenLayout(abc.ABC):
 
     def _check_facts(self) -> None:
         for name, fact in self.facts.items():
-            check_shape(f"layout.facts[{name!r}]", fact, (self.num_sequences,), "one entry a sequence")
+            check_shape(f"layout.facts[{name!r}]", fact, (self.num_sequences,), "one entry per sequence")
 
     @property
     @abc.abstractmethod
@@ -200,7 +200,7 @@ class TokenLayout(abc.ABC):
             self.check("decay", decay)
             decay = decay.detach()
         if tail is not None:
-            check_shape("tail", tail, (self.num_sequences,), "one entry a sequence")
+            check_shape("tail", tail, (self.num_sequences,), "one entry per sequence")
             tail = tail.detach()
         return reverse_scan(delta.detach(), decay, self.mask, self.pieces(), tail)
 
@@ -279,7 +279,7 @@ class TokenLayout(abc.ABC):
             group_ids: Integer prompt of each sequence, ``[n]``.
         """
         check_integral("group_ids", group_ids)
-        check_shape("group_ids", group_ids, (self.num_sequences,), "one id a sequence")
+        check_shape("group_ids", group_ids, (self.num_sequences,), "one id per sequence")
         check_device("group_ids", group_ids, self.mask.device, "layout.mask")
         return with_prompts([self], [group_ids])[0]
 

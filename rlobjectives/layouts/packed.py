@@ -91,7 +91,7 @@ class PackedLayout(TokenLayout):
 
     def expand(self, per_sequence: Tensor) -> Tensor:
         """Gather each token's sequence number."""
-        check_shape("per_sequence", per_sequence, (self.num_sequences,), "one entry a sequence")
+        check_shape("per_sequence", per_sequence, (self.num_sequences,), "one entry per sequence")
         return per_sequence[self.index]
 
     def segment_sum(self, per_token: Tensor) -> Tensor:

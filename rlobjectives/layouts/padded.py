@@ -1,4 +1,4 @@
-"""Rectangular batches: one row a sequence, padded to a common width."""
+"""Rectangular batches: one row per sequence, padded to a common width."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class PaddedLayout(TokenLayout):
 
     def expand(self, per_sequence: Tensor) -> Tensor:
         """Repeat each row's number along the row (a view, no memory)."""
-        check_shape("per_sequence", per_sequence, (self.num_sequences,), "one entry a sequence")
+        check_shape("per_sequence", per_sequence, (self.num_sequences,), "one entry per sequence")
         return per_sequence.unsqueeze(1).expand(self.shape)
 
     def segment_sum(self, per_token: Tensor) -> Tensor:

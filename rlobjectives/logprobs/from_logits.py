@@ -109,7 +109,7 @@ def sequence_logprobs(
     check_integral("input_ids", input_ids)
     check_shape("input_ids", input_ids, tuple(logits.shape[:2]), "the shape of logits without v")
     counted = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask
-    check_shape("mask", counted, tuple(input_ids.shape), "one flag a token")
+    check_shape("mask", counted, tuple(input_ids.shape), "one flag per token")
     ahead = torch.zeros_like(counted)
     ahead[:, :-1] = counted[:, 1:]
     following = torch.zeros_like(input_ids)

@@ -23,7 +23,7 @@ def check_inputs(name: str, source: Tensor, ids: Tensor, mask: Tensor | None, te
     check_shape("ids", ids, tuple(source.shape[:-1]), f"the shape of {name} without its last dimension")
     if mask is not None:
         check_mask("mask", mask)
-        check_shape("mask", mask, tuple(ids.shape), "one flag a token")
+        check_shape("mask", mask, tuple(ids.shape), "one flag per token")
     check_number("temperature", temperature, low=0.0, open_low=True)
 
 

@@ -1,4 +1,4 @@
-"""The policy loss: one number a token and its slope."""
+"""The policy loss: one number per token and its slope."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class _SequenceRatioLoss(PolicyLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class GSPO(_SequenceRatioLoss):
-    """The clipped surrogate with one ratio a sequence, and one gradient through it.
+    """The clipped surrogate with one ratio per sequence, and one gradient through it.
 
         sᵢ = exp( Σₜ (ℓₜ − ℓₜᵒˡᵈ) / Tᵢ )        Lᵢₜ = max(−Aᵢsᵢ, −Aᵢ·clip(sᵢ, 1 − low, 1 + high))
 

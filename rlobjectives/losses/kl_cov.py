@@ -61,7 +61,7 @@ class KLCov(PolicyLoss):
     penalty acts from the second one on.
 
     The choice is exact for float32 covariances and the same for any cut of the window: one exchange of means
-    and three of histograms, four collectives a step (the first is the window's own), a fifth where advantages
+    and three of histograms, four collectives per step (the first is the window's own), a fifth where advantages
     are only final after the first (GDPO).
 
     Args:

@@ -44,7 +44,7 @@ def plain_columns(layout: TokenLayout, **columns: Tensor | None) -> list[Tensor 
     """
     for name, column in columns.items():
         if column is not None and name == "final_rewards":
-            check_shape(name, column, (layout.num_sequences,), "one reward a sequence")
+            check_shape(name, column, (layout.num_sequences,), "one reward per sequence")
         elif column is not None:
             layout.check(name, column)
     return [None if column is None else column.detach() for column in columns.values()]
@@ -76,7 +76,7 @@ def lambda_returns(
         final_rewards: R, ``[n]``: reward of the whole sequence, plus γ times the value of what follows where
             it was truncated.
         discount: γ in [0, 1].
-        trace_decay: λ in [0, 1], one number, or one a sequence ``[n]``; that the numbers of a tensor are in range is
+        trace_decay: λ in [0, 1], one number, or one per sequence ``[n]``; that the numbers of a tensor are in range is
             the caller's to know, since looking at them would stop the device.
         observations: ``"skip"``: a masked token is no step. ``"zero_value"``: masked tokens before the last
             action are steps with value 0. ``"step"``: they are steps with their own value, which must
@@ -104,7 +104,7 @@ def lambda_returns(
     check_choice("observations", observations, OBSERVATIONS)
     if isinstance(trace_decay, Tensor):
         check_shape(
-            "trace_decay", trace_decay, (layout.num_sequences,), "one a sequence, or one number for all"
+            "trace_decay", trace_decay, (layout.num_sequences,), "one per sequence, or one number for all"
         )
         trace_decay = trace_decay.detach()
     else:

@@ -121,10 +121,10 @@ def combined_reward(rollouts: Rollouts, weights: Sequence[float] | None) -> Rewa
 
     Args:
         rollouts: Rewards ``[n, r]`` and their `scored` mask.
-        weights: One weight a reward; None is 1 for each.
+        weights: One weight per reward; None is 1 for each.
 
     Raises:
-        CapabilityError: If there is not one weight a reward.
+        CapabilityError: If there is not one weight per reward.
 
     Example:
         >>> rewards = torch.tensor([[0.7, 0.3], [0.1, 0.9]])
@@ -146,7 +146,7 @@ def _summed(rollouts: Rollouts, rewards: Tensor, weights: Sequence[float] | None
     if weights is not None and len(weights) != count:
         raise CapabilityError(
             f"there are {len(weights)} weights for {count} rewards {rollouts.reward_names}. "
-            "Give one weight a reward."
+            "Give one weight per reward."
         )
     given = (1.0,) * count if weights is None else tuple(weights)
     counted = [column for column, weight in enumerate(given) if weight != 0.0]
@@ -188,12 +188,12 @@ def weights_in_order(
         if set(weights) != set(names):
             raise CapabilityError(
                 f"{owner} has weights for {sorted(weights)}; the rewards are {sorted(names)}. "
-                "Give exactly one weight a reward, by its name."
+                "Give exactly one weight per reward, by its name."
             )
         return tuple(weights[name] for name in names)
     if len(weights) != len(names):
         raise CapabilityError(
-            f"{owner} has {len(weights)} weights for {len(names)} rewards {names}. Give one weight a reward."
+            f"{owner} has {len(weights)} weights for {len(names)} rewards {names}. Give one weight per reward."
         )
     return tuple(weights)
 

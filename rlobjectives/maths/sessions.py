@@ -21,7 +21,7 @@ def _sessions(rollouts: Rollouts, reader: str) -> Groups:
     if rollouts.sessions is None:
         raise MissingColumnError(
             f"{reader} gives credit by session, but the rollouts carry no session_ids. Give "
-            'Rollouts(session_ids=...), one integer a sequence, or choose reward_scope="segment".'
+            'Rollouts(session_ids=...), one integer per sequence, or choose reward_scope="segment".'
         )
     return rollouts.sessions
 
@@ -29,7 +29,7 @@ def _sessions(rollouts: Rollouts, reader: str) -> Groups:
 def session_rewards(rollouts: Rollouts, weights: tuple[float, ...] | None, reader: str) -> Tensor:
     """The one combined reward of each session, float64 ``[s]``.
 
-    A session has one score a reward: on one of its sequences (the others unscored), or the same on
+    A session has one score per reward: on one of its sequences (the others unscored), or the same on
     several. Rewards of single turns belong into `Rollouts.token_rewards`. A sequence that the layout does not count
     (``sequence_mask``) says nothing about its session.
 
@@ -57,7 +57,7 @@ class Trajectories:
     """The tokens of every session end to end, without those of sequences that the layout does not count.
 
     Attributes:
-        layout: One packed sequence a session.
+        layout: One packed sequence per session.
         source: Where each of its positions lies in the flattened original, int64.
         last: The session's last sequence (a row of the original), ``[s]``; without meaning where none counts.
     """

@@ -57,7 +57,7 @@ def group_metrics(
     Raises:
         MissingColumnError: Without a layout.
         CapabilityError: If ``dropped_groups`` is negative.
-        ShapeError: If there is not one length a sequence.
+        ShapeError: If there is not one length per sequence.
 
     Example:
         >>> from rlobjectives import PaddedLayout
@@ -72,7 +72,7 @@ def group_metrics(
         raise CapabilityError(f"dropped_groups is {dropped_groups}; expected a count.")
     layout, genuine = rollouts.tokens("group_metrics"), rollouts.genuine
     if lengths is not None:
-        check_shape("lengths", lengths, (rollouts.num_sequences,), "one length a sequence")
+        check_shape("lengths", lengths, (rollouts.num_sequences,), "one length per sequence")
     tokens = layout.token_counts()
     empty = (tokens if lengths is None else lengths) == 0
     found: dict[str, Stat] = {"group/empty_response_fraction": Mean.of(empty.double(), genuine)}

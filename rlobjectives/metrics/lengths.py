@@ -44,14 +44,14 @@ def length_metrics(
     """
     layout = rollouts.tokens("length_metrics")
     lengths = layout.token_counts() if lengths is None else lengths.double()
-    check_shape("lengths", lengths, (rollouts.num_sequences,), "one length a sequence")
+    check_shape("lengths", lengths, (rollouts.num_sequences,), "one length per sequence")
     assert rollouts.scored is not None
     counted = rollouts.genuine
     judged = counted & rollouts.scored[:, 0]
     if correct is None:
         correct = rollouts.rewards[:, 0] > 0
     check_mask("correct", correct, meaning="the response is right")
-    check_shape("correct", correct, (rollouts.num_sequences,), "one flag a sequence")
+    check_shape("correct", correct, (rollouts.num_sequences,), "one flag per sequence")
     return {
         "response/length_": Moments.of(lengths, counted),
         "response/length_max": Maximum.of(lengths, counted),

@@ -24,7 +24,7 @@ def check_lengths(lengths: Tensor, capacity: int) -> Tensor:
     check_positive_int("capacity", capacity)
     check_integral("lengths", lengths, meaning="the tokens of each sequence")
     if lengths.dim() != 1:
-        raise ShapeError(f"lengths has shape {list(lengths.shape)}; expected [n], one length a sequence.")
+        raise ShapeError(f"lengths has shape {list(lengths.shape)}; expected [n], one length per sequence.")
     lengths = lengths.detach().to("cpu", torch.int64)
     wrong = (lengths > capacity) | (lengths < 0)
     if bool(wrong.any()):

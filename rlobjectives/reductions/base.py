@@ -22,7 +22,7 @@ class LossReduction(Component):
     number. Entropy bonus and KL penalty are weighted by the same reduction.
 
     Attributes:
-        token_level: True when `weights` gives one weight a token, else one a sequence.
+        token_level: True when `weights` gives one weight per token, else one per sequence.
         follows_mask: True when statistics and weights follow from the layout's mask, so that they can be
             found again for a smaller one.
         averages: Whether the weights of a window add up to 1 where every sequence has a token.

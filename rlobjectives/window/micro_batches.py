@@ -28,7 +28,7 @@ COUNTS = ("tokens", "sequences", "nonempty_sequences")
 
 
 def check_estimate(estimator: Estimator, estimate: Tensor, layout: TokenLayout) -> None:
-    """Refuse an estimate that has not one row a sequence, or one entry a token, with the estimator's columns."""
+    """Refuse an estimate that has not one row per sequence, or one entry per token, with the estimator's columns."""
     name = f"{type(estimator).__name__} estimate"
     check_tensor(name, estimate)
     check_layout(layout)
@@ -51,7 +51,7 @@ def check_estimate(estimator: Estimator, estimate: Tensor, layout: TokenLayout) 
     free = not told and estimate.dim() == 2 and estimate.shape[0] == count and estimate.shape[1] > 1
     if tuple(estimate.shape) not in shapes and not free:
         raise ShapeError(
-            f"{name} has shape {list(estimate.shape)}; expected {expected}, one row a sequence of the layout. Pass what "
+            f"{name} has shape {list(estimate.shape)}; expected {expected}, one row per sequence of the layout. Pass what "
             "estimate(rollouts) gave, all of its columns, as estimate[rows] with the layout of the same rows."
         )
 
@@ -104,7 +104,7 @@ def count_statistics(layout: TokenLayout) -> dict[str, Stat]:
 
 def readable(objective: WindowParts, tokens: TokenBatch, name: str) -> Tensor:
     """Tokens, or sequences, at which a column must be finite."""
-    # All counted ones, unless a part takes unknown ones upon itself.
+    # Every counted one, except where a part handles unknown values.
     one = objective.reads().get(name)
     if one is not None and one.column.per == "sequence":
         return tokens.layout.sequence_mask()

@@ -84,7 +84,7 @@ def test_other_names_are_refused_with_both_lists(kind: Any, names: tuple[str, ..
 def test_another_number_is_refused_at_setup(kind: Any) -> None:
     estimator = kind(weights=(1.0, 0.5), **given_options(kind))
     found = list(estimator.conflicts({}, TrainerFacts(num_rewards=3)))
-    assert found == [f"{kind.__name__} has 2 weights for 3 rewards. Give one weight a reward."]
+    assert found == [f"{kind.__name__} has 2 weights for 3 rewards. Give one weight per reward."]
     with pytest.raises(CapabilityError, match=f"{kind.__name__} has 2 weights for 3 rewards"):
         estimator.reward_weights(("a", "b", "c"))
     assert not list(estimator.conflicts({}, TrainerFacts(num_rewards=2)))
@@ -126,6 +126,6 @@ def test_named_objectives_and_trl() -> None:
     assert Objective.named("grpo", estimator={"weights": NAMED}).estimator.reward_weights(
         ("correct", "format")
     ) == (1.0, 0.5)
-    settle = pytest.importorskip("rlobjectives.integrations.trl.settle")
+    settle = pytest.importorskip("rlobjectives.integrations.trl.objective_source")
     objective = settle.as_objective({"name": "rloo", "estimator": {"weights": NAMED}})
     assert objective.estimator.reward_weights(("correct", "format")) == (1.0, 0.5)

@@ -56,7 +56,7 @@ def test_expand_gives_each_token_its_sequence(place: int) -> None:
     layout, _ = both()[place]
     spread = layout.expand(torch.tensor([1.0, 2.0, 3.0]))
     assert spread[layout.mask].tolist() == [1.0, 1.0, 3.0, 3.0]
-    with pytest.raises(ShapeError, match="one entry a sequence"):
+    with pytest.raises(ShapeError, match="one entry per sequence"):
         layout.expand(torch.ones(2))
 
 

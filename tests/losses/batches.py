@@ -16,7 +16,7 @@ COLUMNS = ("logprobs", "old_logprobs", "behavior_logprobs", "ref_logprobs", "adv
 
 @dataclass
 class Batch:
-    """Ragged sequences: for each column one list of numbers a sequence."""
+    """Ragged sequences: for each column one list of numbers per sequence."""
 
     columns: dict[str, list[list[float]]] = field(default_factory=dict)
 

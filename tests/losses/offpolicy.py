@@ -36,7 +36,7 @@ class Given(Estimator):
 
 @dataclass
 class Data:
-    """Columns of a window as one padded rectangle; ``advantages`` one a sequence."""
+    """Columns of a window as one padded rectangle; ``advantages`` one per sequence."""
 
     mask: Tensor
     advantages: Tensor

@@ -31,7 +31,7 @@ CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 
 
 def golden() -> Data:
-    """ρ = [1, 2, 0.5, 4] against a behaviour log-probability of −2; one token a sequence."""
+    """ρ = [1, 2, 0.5, 4] against a behaviour log-probability of −2; one token per sequence."""
     logs = [math.log(r) for r in (1.0, 2.0, 0.5, 4.0)]
     return Data.of(
         [1.0, -1.0, 2.0, -0.5],

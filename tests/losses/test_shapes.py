@@ -1,4 +1,4 @@
-"""The pure functions broadcast nothing: a column of one entry a sequence is an error, not a guess."""
+"""The pure functions broadcast nothing: a column of one entry per sequence is an error, not a guess."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-Sequences = list[list[float]]  # log-weights, old minus behaviour, one list a sequence
+Sequences = list[list[float]]  # log-weights, old minus behaviour, one list per sequence
 
 
 def raw(log: Sequences, weight: str) -> Sequences:

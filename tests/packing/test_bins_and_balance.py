@@ -55,7 +55,7 @@ def test_a_sequence_longer_than_the_capacity_is_named():
 @pytest.mark.parametrize("shape", [(), (2, 2)], ids=str)
 @pytest.mark.parametrize("plan", [fill_bins, schedule])
 def test_lengths_must_lie_in_one_dimension(plan, shape):
-    with pytest.raises(ShapeError, match=r"expected \[n\], one length a sequence"):
+    with pytest.raises(ShapeError, match=r"expected \[n\], one length per sequence"):
         plan(torch.ones(shape, dtype=torch.int64), capacity=8)
 
 

@@ -27,7 +27,7 @@ def layout_of(lengths: list[int]) -> PaddedLayout:
 
 
 def weights(reduction: object, lengths: list[int]) -> list[float]:
-    """One number a sequence: what each of its tokens' losses is multiplied by."""
+    """One number per sequence: what each of its tokens' losses is multiplied by."""
     layout = layout_of(lengths)
     window = Objective(estimator=GRPO(), reduction=reduction).freeze([(torch.zeros(len(lengths)), layout)])
     found = window.weights(layout)

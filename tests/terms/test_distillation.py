@@ -77,7 +77,7 @@ def test_a_loss_that_looks_at_advantages_in_its_pre_pass_sees_the_teacher():
     whole = single(part, data)
     pieces = run(part, [data.rows([0, 1]), data.rows([2, 3])])
     torch.testing.assert_close(pieces.gradient, whole.gradient, **CLOSE)
-    # By hand: the same advantages, one a token, given to M2PO alone.
+    # By hand: the same advantages, one per token, given to M2PO alone.
     x = (data.columns["logprobs"] - data.columns["teacher_logprobs"])[data.mask]
     flat = data.advantages[:, None].expand(data.mask.shape)[data.mask] - 2.0 * x
     columns = {name: column[data.mask][:, None] for name, column in data.columns.items()}

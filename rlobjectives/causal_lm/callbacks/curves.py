@@ -19,7 +19,7 @@ def draw_curves(training: Entries, validation: Entries, path: Path, *, title: st
     """Draw rewards, held-out scores and the state of the policy over optimizer steps.
 
     Args:
-        training: One dictionary a rollout: ``step`` and metrics.
+        training: One dictionary per rollout: ``step`` and metrics.
         validation: The same for validations.
         path: The picture to write; its suffix says the format.
         title: Heading.

@@ -9,10 +9,10 @@ from rlobjectives.errors import CapabilityError
 from rlobjectives.estimators.combined import several_value_targets
 from rlobjectives.integrations.lightning.critic_round import CriticRound
 from rlobjectives.integrations.lightning.engine import Engine
+from rlobjectives.integrations.lightning.freezing import RestingGroups
 from rlobjectives.integrations.lightning.host import CriticModule
 from rlobjectives.integrations.lightning.mixin import ObjectiveMixin
 from rlobjectives.integrations.lightning.movement import MovementWatch
-from rlobjectives.integrations.lightning.resting import RestingGroups
 
 __all__ = ["CriticMixin"]
 

@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from rlobjectives.distributed import Communicator
 from rlobjectives.distributed.faults import told
 from rlobjectives.errors import CapabilityError, NonFiniteError
-from rlobjectives.integrations.lightning.resting import make_missing_state
+from rlobjectives.integrations.lightning.freezing import make_missing_state
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

@@ -105,7 +105,7 @@ class Experience:
         for name, column in self.extra.items():
             if len(column) != len(self):
                 raise ShapeError(
-                    f"experience.extra[{name!r}] has {len(column)} entries; expected {len(self)}, one a sequence."
+                    f"experience.extra[{name!r}] has {len(column)} entries; expected {len(self)}, one per sequence."
                 )
         if self.rollouts is not None and self.rollouts.num_sequences != len(self):
             raise ShapeError(

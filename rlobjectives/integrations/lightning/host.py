@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.lightning.experience import Experience
+from rlobjectives.integrations.lightning.freezing import RestingGroups
 from rlobjectives.integrations.lightning.movement import MovementWatch
-from rlobjectives.integrations.lightning.resting import RestingGroups
 from rlobjectives.objective import Objective
 from rlobjectives.rollouts import Rollouts
 

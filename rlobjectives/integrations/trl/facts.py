@@ -254,7 +254,7 @@ def violations(
     if dynamic_sampling != "off" and objective.estimator.token_level:
         yield (
             f"dynamic_sampling = {dynamic_sampling!r} judges prompt groups, but "
-            f"{type(objective.estimator).__name__} gives one advantage a token. Set it to 'off'."
+            f"{type(objective.estimator).__name__} gives one advantage per token. Set it to 'off'."
         )
     told = getattr(config, "use_bias_correction_kl", None)
     usual = defaults.get("use_bias_correction_kl", told)

@@ -22,7 +22,7 @@ from rlobjectives.integrations.trl.checkpoint_folder import (
 )
 from rlobjectives.integrations.trl.columns import forward
 from rlobjectives.integrations.trl.epochs import ResumableSampler
-from rlobjectives.integrations.trl.settle import (
+from rlobjectives.integrations.trl.objective_source import (
     ObjectiveLike,
     check_reference,
     one_of,

@@ -147,7 +147,7 @@ def merge_rounds(
         pad_token_id: Fills token ids where widths differ.
 
     Returns:
-        The batch, as wide as the wider of the two. Columns that are not one row a sequence stay those of `first`
+        The batch, as wide as the wider of the two. Columns that are not one row per sequence stay those of `first`
         (they belong to the prompts).
     """
     merged = dict(first)

@@ -234,7 +234,7 @@ class SamplingMixin(ScoringMixin):
             return None
         return (
             f"rollout_func returned logprobs = None, but with {self._sampler_must_say} the objective's importance "
-            'ratio needs those of the distribution that sampled. Return "logprobs", one list a completion, one number a '
+            'ratio needs those of the distribution that sampled. Return "logprobs", one list per completion, one number per '
             "token, of what was really sampled from; or sample without that."
         )
 

@@ -25,10 +25,7 @@ from rlobjectives.integrations.trl.facts import (
     trainer_facts,
     violations,
 )
-from rlobjectives.integrations.trl.options import option_violations, stock_defaults
-from rlobjectives.integrations.trl.rollout import unique_names
-from rlobjectives.integrations.trl.sampling import SamplingMixin, check_prompt
-from rlobjectives.integrations.trl.settle import (
+from rlobjectives.integrations.trl.objective_source import (
     ObjectiveLike,
     as_objective,
     carry_over,
@@ -37,6 +34,9 @@ from rlobjectives.integrations.trl.settle import (
     settled,
     with_environment_weights,
 )
+from rlobjectives.integrations.trl.options import option_violations, stock_defaults
+from rlobjectives.integrations.trl.rollout import unique_names
+from rlobjectives.integrations.trl.sampling import SamplingMixin, check_prompt
 
 __all__ = ["SetupMixin", "check_bases", "check_prompts", "own_parameters", "too_few_prompts"]
 

@@ -278,7 +278,7 @@ def test_weight_decay_is_no_learning():
 
 
 def test_kl_shaped_rewards_find_their_log_probabilities():
-    """With one update a rollout nothing else asks for old log-probabilities."""
+    """With one update per rollout nothing else asks for old log-probabilities."""
     gae = {"discount": 0.9, "trace_decay": 0.8, "on_lost_reward": "drop"}
     plain, shaped = (
         fit(

@@ -162,7 +162,7 @@ def test_whitening_counts_every_turn_of_a_scored_session():
 
 
 def judged(rewards, **columns):
-    """One rollout: one action token a sequence, groups of two."""
+    """One rollout: one action token per sequence, groups of two."""
     count = len(rewards)
     ids = torch.stack([torch.zeros(count, dtype=torch.long), torch.arange(count) % 5], 1)
     mask = torch.tensor([[False, True]] * count)

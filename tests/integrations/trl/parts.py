@@ -21,7 +21,7 @@ from rlobjectives import (
     WindowContext,
 )
 from rlobjectives.integrations.trl.facts import trainer_facts
-from rlobjectives.integrations.trl.settle import as_objective
+from rlobjectives.integrations.trl.objective_source import as_objective
 from tests.integrations.trl import tiny
 
 
@@ -61,7 +61,7 @@ _STOCK = {
 
 @cache
 def fed() -> tuple[str, ...]:
-    """Every registered objective that TRL can feed, by name alone, one update a rollout and two rewards."""
+    """Every registered objective that TRL can feed, by name alone, one update per rollout and two rewards."""
     # Not a GRPOConfig: making one would already decide how the ranks of a DeepSpeed run talk.
     config = SimpleNamespace(**_STOCK)
     found = []

@@ -491,7 +491,7 @@ def test_a_function_of_tokens_is_told_how_to_say_so() -> None:
         ShapeError, match=r"signs returned \[8, .*FunctionEstimator\(function=signs, token_level=True\)"
     ):
         train(Objective(estimator=signs), max_steps=1)
-    with pytest.raises(ShapeError, match=r"one number a sequence\.$"):
+    with pytest.raises(ShapeError, match=r"one number per sequence\.$"):
         train(Objective(estimator=lambda rollouts: rollouts.rewards), max_steps=1)
     said = train(Objective(estimator=FunctionEstimator(function=signs, token_level=True)), max_steps=1)
     assert history(said, "advantage/abs_mean") == [1.0]

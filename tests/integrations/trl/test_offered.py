@@ -61,7 +61,7 @@ def needs(*names: str) -> None:
 
 
 def with_column(name: str, column: Any) -> Any:
-    """The fixed rollout with one more column a completion."""
+    """The fixed rollout with one more column per completion."""
     plain = tiny.fixed_rollout({})
 
     def rollout(batch: list[str], trainer: Any) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def test_a_teacher_speaks_through_the_sampler() -> None:
     assert gap(whole, run(ObjectiveGRPOTrainer, cut, objective=WITH_TEACHER, rollout_func=rollout)) <= 2e-6
     alone = run(ObjectiveGRPOTrainer, {"max_steps": 2}, objective=TOKEN_MEAN)
     assert gap(whole, alone) > 1e-3
-    shown = {"max_steps": 1, "log_completions": True}  # the table has one number a completion
+    shown = {"max_steps": 1, "log_completions": True}  # the table has one number per completion
     run(ObjectiveGRPOTrainer, shown, objective=WITH_TEACHER, rollout_func=rollout)
     # Each token's teacher is its own, and the student's log-probability stands beside it.
     given = seen[-1]  # the first ones are made up, to see what is missing

@@ -34,8 +34,8 @@ from rlobjectives.integrations.trl import (
     ObjectiveRLOOTrainer,
 )
 from rlobjectives.integrations.trl.facts import updates_per_rollout, violations
+from rlobjectives.integrations.trl.objective_source import as_objective, carry_over, with_reference
 from rlobjectives.integrations.trl.options import INHERITED, OPTIONS, markdown
-from rlobjectives.integrations.trl.settle import as_objective, carry_over, with_reference
 from tests.integrations.trl import tiny
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "coming_from_trl.md"
@@ -392,7 +392,7 @@ def test_dynamic_sampling_is_said_once_and_checked() -> None:
     with pytest.raises(CapabilityError, match=r"max_resamples is given in 2 places"):
         made(ObjectiveConfig, body, max_resamples=2)
     per_token = Objective(estimator=FunctionEstimator(function=len, token_level=True))
-    with pytest.raises(CapabilityError, match="gives one advantage a token"):
+    with pytest.raises(CapabilityError, match="gives one advantage per token"):
         made(GRPOConfig, {"dynamic_sampling": "drop", "objective": per_token})
 
 

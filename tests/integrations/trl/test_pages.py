@@ -17,7 +17,7 @@ from trl import GRPOConfig
 
 from rlobjectives import OPSM, EntropyMask, ImportanceCorrection, KLPenalty, Rejection
 from rlobjectives.integrations.trl import ObjectiveConfig
-from rlobjectives.integrations.trl.settle import as_objective
+from rlobjectives.integrations.trl.objective_source import as_objective
 from tests.integrations.trl import tiny
 
 ROOT = Path(__file__).resolve().parents[3]

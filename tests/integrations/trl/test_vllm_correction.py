@@ -14,7 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from rlobjectives import VESPO, ImportanceCorrection, Objective
 from rlobjectives.integrations.trl import ObjectiveGRPOTrainer
-from rlobjectives.integrations.trl.settle import as_objective
+from rlobjectives.integrations.trl.objective_source import as_objective
 from tests.integrations.trl import tiny
 
 FIELDS = {one.name for one in dataclasses.fields(GRPOConfig)}

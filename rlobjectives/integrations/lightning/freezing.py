@@ -1,4 +1,4 @@
-"""Parameter groups that rest: an optimizer step goes by as if they were not there."""
+"""Parameter groups that are frozen for single optimizer steps: the optimizer sees nothing of them."""
 
 from __future__ import annotations
 
