@@ -24,6 +24,8 @@ REQUIRED: Mapping[str, Mapping[str, Any]] = {"dr_grpo": {"reduction": {"max_toke
 Told = dict[str, dict[str, str]]
 """Class and options of each part of an objective, as text."""
 
+OWN = "my_parts:"
+"""A reader's own file, whose parts `tests/test_extending.py` writes and runs."""
 _BLOCK = re.compile(r"^```ya?ml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _OBJECTIVES: tuple[Mapping[str, Any], ...] = (
     {
@@ -113,7 +115,8 @@ def _read(file: Path) -> Any:
 
 
 def _blocks(page: Path) -> list[dict[str, Any]]:
-    return [yaml.safe_load(block) for block in _BLOCK.findall(page.read_text(encoding="utf-8"))]
+    found = _BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [yaml.safe_load(block) for block in found if OWN not in block]
 
 
 def _laid_over(below: Any, above: Any) -> Any:
