@@ -30,7 +30,6 @@ _RENAMED: Mapping[str, str] = {
     "estimators.advantage_metrics": "metrics.advantages",
     "estimators.credit_metrics": "metrics",
     "estimators.diagnostics": "metrics.rewards",
-    "integrations.snapshots": "causal_lm.snapshots",
     "integrations.lightning.resting": "integrations.lightning.freezing",
     "integrations.trl.probe": "integrations.probe",
     "integrations.trl.settle": "integrations.trl.objective_source",

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("lightning")
+pytest.importorskip("transformers")
+
 import configurations
 import public_surface
 

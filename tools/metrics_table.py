@@ -14,8 +14,8 @@ from pathlib import Path
 
 import rlobjectives
 from rlobjectives import CapabilityError, Component, Metric
-from rlobjectives.causal_lm.snapshots import SNAPSHOT_METRICS
 from rlobjectives.integrations.host_metrics import LIGHTNING_METRICS, TRL_METRICS, HostMetric
+from rlobjectives.integrations.snapshots import SNAPSHOT_METRICS
 from rlobjectives.metrics import CREDIT_METRICS
 from rlobjectives.metrics.advantages import ADVANTAGE_METRICS
 from rlobjectives.metrics.rewards import REWARD_METRICS

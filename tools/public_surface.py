@@ -33,7 +33,6 @@ PATH = ROOT / "tests" / "data" / "public_surface.json"
 NEEDS = {
     "rlobjectives.integrations.trl": "trl",
     "rlobjectives.integrations.lightning": "lightning",
-    "rlobjectives.integrations.snapshots": "lightning",
     "rlobjectives.causal_lm": "lightning",
 }
 """Third parties without which the modules of an adapter cannot be imported."""

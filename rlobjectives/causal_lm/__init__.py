@@ -11,9 +11,9 @@ from rlobjectives.causal_lm.data import PromptDataModule
 from rlobjectives.causal_lm.policy import CausalLMPolicy
 from rlobjectives.causal_lm.prompts import PromptBatch
 from rlobjectives.causal_lm.sampling import SamplingOptions, sample_completions
-from rlobjectives.causal_lm.snapshots import PolicySnapshots
 from rlobjectives.causal_lm.strategy import DeepSpeedCPUStrategy, resolve_strategy
 from rlobjectives.causal_lm.transcript import Transcript
+from rlobjectives.integrations.snapshots import PolicySnapshots
 
 __all__ = [
     "CausalLMActorCritic",

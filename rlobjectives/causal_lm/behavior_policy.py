@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
-from rlobjectives.causal_lm.snapshots import PolicySnapshots
 from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.lightning.engine import Engine
+from rlobjectives.integrations.snapshots import PolicySnapshots
 from rlobjectives.statistics import Stat
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from rlobjectives.causal_lm.rewards import RewardFunction, RewardFunctions
 from rlobjectives.causal_lm.sampling import SamplingOptions
 from rlobjectives.causal_lm.scoring import score_sequences
 from rlobjectives.causal_lm.sharding import shard_blocks
-from rlobjectives.causal_lm.snapshots import PolicySnapshots
 from rlobjectives.causal_lm.transcript import Transcript
 from rlobjectives.causal_lm.validation import CompletionValidation
 from rlobjectives.checks import check_choice, check_number, check_positive_int
@@ -28,6 +27,7 @@ from rlobjectives.errors import CapabilityError
 from rlobjectives.integrations.lightning.experience import Experience
 from rlobjectives.integrations.lightning.mixin import ObjectiveMixin
 from rlobjectives.integrations.lightning.randomness import base_seed, derive_seed
+from rlobjectives.integrations.snapshots import PolicySnapshots
 from rlobjectives.objective import Objective
 from rlobjectives.rollouts import Rollouts
 from rlobjectives.statistics import Stat

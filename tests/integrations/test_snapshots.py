@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rlobjectives import CapabilityError, WindowError
-from rlobjectives.causal_lm.snapshots import SNAPSHOT_METRICS, PolicySnapshots, local_weights
+from rlobjectives.integrations.snapshots import SNAPSHOT_METRICS, PolicySnapshots, local_weights
 
 
 def policy() -> nn.Module:
