@@ -23,6 +23,7 @@ from rlobjectives import (
     TokenBatch,
     TokenLayout,
     TokenLoss,
+    TokenMetric,
     WindowContext,
 )
 
@@ -231,6 +232,34 @@ class ReadsMore(PolicyLoss):
         found = Plain().value_and_slope(tokens, context)
         teacher = tokens.need("teacher_logprobs", "ReadsMore")
         return found._replace(value=found.value + teacher - teacher.detach())
+
+
+class EstimatesFromMore(Estimator):
+    """Reads a column of rollouts that it does not declare."""
+
+    token_level = True
+
+    def estimate(self, rollouts: Rollouts) -> Tensor:
+        layout = rollouts.tokens("EstimatesFromMore")
+        return layout.select(layout.expand(rollouts.rewards.sum(1)) + rollouts.need("values", self))
+
+
+class PaddedTokenMetric(TokenMetric):
+    """Reports a mean over padding too."""
+
+    metrics: ClassVar[Mapping[str, Metric]] = {"own/mean": Metric(Mean, "nats", "over padding too")}
+
+    def measure(self, tokens: TokenBatch, context: WindowContext) -> Mapping[str, Stat]:
+        del context
+        return {"own/mean": Mean.of(tokens.logprobs)}
+
+
+class GoodTokenMetric(PaddedTokenMetric):
+    """Over the tokens that count."""
+
+    def measure(self, tokens: TokenBatch, context: WindowContext) -> Mapping[str, Stat]:
+        del context
+        return {"own/mean": Mean.of(tokens.logprobs, tokens.layout.mask)}
 
 
 class CountsEmpty(LossReduction):

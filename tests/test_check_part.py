@@ -44,6 +44,9 @@ CATALOGUE: list[tuple[Any, str, str]] = [
     (bad.Locked(), "copies", "cannot be pickled"),
     (bad.Unchecked(), "options", "coef='no value of this option'"),
     (bad.ReadsMore(), "reads", "teacher_logprobs"),
+    (bad.EstimatesFromMore(), "reads", "EstimatesFromMore reads values"),
+    (bad.PaddedTokenMetric(), "layout", "own/mean"),
+    (bad.PaddedTokenMetric(), "masking", "own/mean"),
     (bad.CountsEmpty(), "partition", ""),
     (bad.NoMean(), "weights", "add up to"),
     (bad.padded_metric, "partition", "0 sequences give []"),
@@ -63,7 +66,9 @@ def test_what_breaks_a_law_is_caught(part: Any, law: str, words: str) -> None:
         report.raise_if_failed()
 
 
-@pytest.mark.parametrize("part", [bad.Plain(), bad.SaidBatchCentred(), bad.GoodWhitened(), bad.good_metric])
+@pytest.mark.parametrize(
+    "part", [bad.Plain(), bad.SaidBatchCentred(), bad.GoodWhitened(), bad.GoodTokenMetric(), bad.good_metric]
+)
 def test_what_is_right_passes_every_law(part: Any) -> None:
     check_part(part).raise_if_failed()
 
