@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from rlobjectives.checks import check_choice, suggestion
+from rlobjectives.checks import check_choice, shown, suggestion
 from rlobjectives.errors import CapabilityError
 
 __all__ = ["COLUMNS", "LOGPROBS", "Column", "Read", "column", "read"]
@@ -62,7 +62,12 @@ class Column:
 def _table() -> Iterator[Column]:
     yield Column("logprobs", "log-probability under the policy being trained, in nats", gradient=True)
     yield Column("old_logprobs", "the same under the policy that starts this round of updates")
-    yield Column("advantages", "how much better than expected, in reward units")
+    yield Column(
+        "advantages",
+        "how much better than expected, in reward units",
+        source="ready advantages",
+        remedy="Compute them with an estimator (GRPO)",
+    )
     yield Column(
         "behavior_logprobs",
         "log-probability under the policy that sampled",
@@ -188,6 +193,8 @@ def column(named: str | Column) -> Column:
                 "yours another."
             )
         return named
+    if not isinstance(named, str):
+        raise CapabilityError(f"{shown(named)} is no column; expected a name, a Column or read(...).")
     if named not in COLUMNS:
         raise CapabilityError(
             f"There is no column {named!r}.{suggestion(named, COLUMNS)} A column of your own is declared whole: "

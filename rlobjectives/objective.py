@@ -112,6 +112,8 @@ class Objective:
             )
             object.__setattr__(self, "name", getattr(named, "__name__", type(named).__name__))
         parts = self.parts()
+        self.reads()  # raises for what is no column
+        self.estimator_reads()
         found = [
             sentence for part in parts.values() for sentence in conflicts_of(part, parts, TrainerFacts())
         ]

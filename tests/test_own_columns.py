@@ -193,11 +193,37 @@ class TestMisuse:
         class Other(Marked):
             reads = (Column("confidence", "something else", per="sequence"),)
 
-        objective = Objective(estimator=GRPO(), correction=ByConfidence(), terms=(Other(),))
         with pytest.raises(
             CapabilityError, match="Two parts read a column 'confidence' and mean different ones"
         ):
-            objective.reads()
+            Objective(estimator=GRPO(), correction=ByConfidence(), terms=(Other(),))
+
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            ("confidense", "There is no column 'confidense'.*declared whole: Column"),
+            (3, "3 is no column; expected a name, a Column or read"),
+            (None, "None is no column"),
+        ],
+    )
+    def test_what_is_no_column_is_refused_when_the_objective_is_made(
+        self, wrong: object, message: str
+    ) -> None:
+        kind = type("Odd", (Marked,), {"reads": (wrong,)})
+        with pytest.raises(CapabilityError, match=message):
+            Objective(estimator=GRPO(), terms=(kind(),))
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("a b",), "A column is called 'a b'; expected an identifier"),
+            ((3,), "A column is called 3"),
+            (("a", "", "row"), "per of column 'a' is 'row'; expected one of 'token', 'sequence'"),
+        ],
+    )
+    def test_what_no_column_can_be(self, arguments: tuple[str, ...], message: str) -> None:
+        with pytest.raises(CapabilityError, match=message):
+            Column(*arguments)  # type: ignore[arg-type]
 
 
 def break_one() -> None:

@@ -52,6 +52,8 @@ def test_a_tally_takes_what_was_declared() -> None:
     tally = Tally({"a/tokens": Sum})
     with pytest.raises(WindowError, match="statistic 'b/tokens' is a Sum, but nothing was declared"):
         tally.add({"tokens": Sum.identity()}, "b")
+    with pytest.raises(WindowError, match="statistics of a are NoneType; expected a dictionary"):
+        tally.add(None, "a")  # type: ignore[arg-type]
     assert tally.missing == ["a/tokens"]
     tally.add({"tokens": Sum.identity()}, "a")
     assert tally.missing == []

@@ -220,7 +220,9 @@ class CausalLMPolicy(PromptRollouts, ObjectiveMixin, StaleSampling, CompletionVa
 
     def offers(self) -> dict[str, bool]:
         """All that is known of samples, their distribution, prompts and entropy; the reference's, if there is one."""
-        given = "logprobs old_logprobs behavior_logprobs advantages entropy greedy_rewards prompt_tokens prompt_sequences"
+        given = (
+            "logprobs old_logprobs behavior_logprobs entropy greedy_rewards prompt_tokens prompt_sequences"
+        )
         return {name: name in given.split() for name in COLUMNS} | {"ref_logprobs": self.has_reference}
 
     def configure_optimizers(self) -> Any:

@@ -48,6 +48,10 @@ class Tally:
         Raises:
             WindowError: If one was not declared, or is of another kind.
         """
+        if not isinstance(found, Mapping):
+            raise WindowError(
+                f"statistics{f' of {scope}' if scope else ''} are {type(found).__name__}; expected a dictionary of them by name."
+            )
         for name, stat in found.items():
             name = f"{scope}/{name}" if scope else name
             if self.kinds.get(name) is not type(stat):

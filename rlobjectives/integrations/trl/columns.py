@@ -47,16 +47,15 @@ SAMPLED = "rlobjectives_sampled_logps"
 GENERATED_AT = "rlobjectives_generated_at"
 """Optimizer step at which the batch was sampled: 0-d int64."""
 
-MADE = [
+MADE = (
     "logprobs",
     "old_logprobs",
-    "advantages",
     "behavior_logprobs",
     "ref_logprobs",
     "entropy",
     "prompt_tokens",
     "prompt_sequences",
-]
+)
 """Columns that come from TRL's own passes and batches."""
 
 _HOOK = "_get_per_token_logps_and_entropies"

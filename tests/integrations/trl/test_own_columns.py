@@ -11,7 +11,7 @@ pytest.importorskip("trl")
 from datasets import Dataset
 from trl import GRPOConfig
 
-from rlobjectives import CapabilityError
+from rlobjectives import CapabilityError, GivenAdvantages, Objective
 from rlobjectives.integrations.trl import ObjectiveGRPOTrainer
 from tests.integrations.trl import tiny
 from tests.own_columns import OBJECTIVE
@@ -67,6 +67,14 @@ def test_a_sequence_column_may_come_from_the_sampler_too() -> None:
     rollout = sampler(confidence=confidence, score=lambda ids: 0.1 * len(ids))
     other = sampler(confidence=confidence, score=lambda ids: 0.0)
     assert (run({}, rollout, tiny.prompts()) - run({}, other, tiny.prompts())).abs().max() > 1e-3
+
+
+def test_ready_advantages_are_refused_where_nobody_brings_them() -> None:
+    config = GRPOConfig(**tiny.options(max_steps=1))
+    with pytest.raises(
+        CapabilityError, match=r"it needs ready advantages \(advantages\); the trainer has none"
+    ):
+        tiny.trainer(ObjectiveGRPOTrainer, config, objective=Objective(estimator=GivenAdvantages()))
 
 
 @pytest.mark.parametrize(
