@@ -168,9 +168,9 @@ class GDPO(RewardWeights, Estimator):
         assert isinstance(divisor, Tensor)
         combined = weighted_columns(columns, weights)
         combined = torch.where(self._cancel(rollouts, columns, divisor, combined, weights), 0.0, combined)
-        alive = group_any(combined != 0, rollouts.groups).double()
+        signal = group_any(combined != 0, rollouts.groups).double()
         counted = rollouts.scored.any(1).to(torch.float64)
-        return torch.stack([combined, counted, alive], dim=1)
+        return torch.stack([combined, counted, signal], dim=1)
 
     def _cancel(
         self,

@@ -128,8 +128,8 @@ class PassAtK(RewardWeights, Estimator):
         sigma = (rho * (1.0 - rho)).sqrt()
         others = _choose_ratio(count - correct - 1.0, count - 1.0, self.k - 1)
         gain = torch.where(good, 1.0 - rho, 1.0 - rho - others)
-        dead = (sigma == 0) | (count < self.k) | (count < 2)
-        return torch.where(dead, 0.0, gain / torch.where(dead, 1.0, sigma + self.epsilon))
+        undefined = (sigma == 0) | (count < self.k) | (count < 2)
+        return torch.where(undefined, 0.0, gain / torch.where(undefined, 1.0, sigma + self.epsilon))
 
     def _lead(self, reward: RewardSum) -> Tensor:
         groups, scored, tolerance = reward.groups, reward.scored, reward.tolerance()

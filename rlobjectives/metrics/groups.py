@@ -95,16 +95,16 @@ def _signal(
     reward = combined_reward(rollouts, weights)
     rewards, scored = reward.total, reward.scored & genuine.unsqueeze(1)
     moments = group_moments(rewards, scored, groups, reward.tolerance())
-    dead = moments.constants.squeeze(1)
+    constant = moments.constants.squeeze(1)
     if estimator is not None and not estimator.token_level:
-        dead = ~estimator.carries_signal(rollouts, estimate)
+        constant = ~estimator.carries_signal(rollouts, estimate)
     paired = (scored & (moments.count > 1)).squeeze(1)
     others = (moments.count * moments.mean - rewards) / (moments.count - 1.0).clamp_min(1.0)
     distance = torch.where(moments.constant, 0.0, rewards - others).abs()
-    silent = torch.where(dead[groups.index], tokens, 0.0).sum()
+    unused = torch.where(constant[groups.index], tokens, 0.0).sum()
     return {
         "group/baseline_mean": Mean.of(others.squeeze(1), paired),
         "group/advantage_abs_mean": Mean.of(distance.squeeze(1), paired),
-        "group/no_signal_token_fraction": Mean(torch.stack([silent, tokens.sum()])),
-        "group/zero_advantage_fraction": Mean.of(dead.double(), counted),
+        "group/no_signal_token_fraction": Mean(torch.stack([unused, tokens.sum()])),
+        "group/zero_advantage_fraction": Mean.of(constant.double(), counted),
     }

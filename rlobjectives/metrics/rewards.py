@@ -1,4 +1,4 @@
-"""What people watch about rewards: spread, dead groups, missing scores. From the raw rewards."""
+"""What people watch about rewards: spread, groups without a signal, missing scores. From the raw rewards."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def reward_metrics(
         found[f"reward/{name}/"] = Moments.of(rewards[:, column], scored[:, column])
         found[f"reward/{name}/constant_group_fraction"] = Mean.of(constants[:, column], counted)
     if estimator is not None and estimator.compares_siblings and not estimator.token_level:
-        dead = ~estimator.carries_signal(rollouts, estimate)
-        found["reward/constant_group_fraction"] = Mean.of(dead.double(), counted)
+        constant = ~estimator.carries_signal(rollouts, estimate)
+        found["reward/constant_group_fraction"] = Mean.of(constant.double(), counted)
     members = group_sum(genuine.double().unsqueeze(1), groups).squeeze(1)
     found["reward/singleton_fraction"] = Mean.of((members == 1).double(), counted)
     cells = genuine.unsqueeze(1).expand_as(scored)

@@ -160,20 +160,20 @@ class SamplingMixin(ScoringMixin):
         output, scored = self._sample(inputs, mode)
         rounds = 0
         if mode == "train" and self.dynamic_sampling != "off":
-            assert scored.alive is not None
-            alive = scored.alive
+            assert scored.signal is not None
+            signal = scored.signal
             while (
-                self.dynamic_sampling == "resample" and rounds < self.max_resamples and not bool(alive.all())
+                self.dynamic_sampling == "resample" and rounds < self.max_resamples and not bool(signal.all())
             ):
                 rounds += 1
                 again, rescored = self._sample(inputs, mode)
-                assert rescored.alive is not None
+                assert rescored.signal is not None
                 raise_together(other_images(output, again, image_columns(self)))
-                taken = rescored.alive & ~alive
+                taken = rescored.signal & ~signal
                 output = merge_rounds(output, again, self._local(taken), self.processing_class.pad_token_id)
-                alive = alive | taken
-            self._count_sampling(scored.alive, alive, rounds)
-            output[KEPT] = self._local(alive)
+                signal = signal | taken
+            self._count_sampling(scored.signal, signal, rounds)
+            output[KEPT] = self._local(signal)
         if mode == "train":
             self._generation += 1
         return output
@@ -289,10 +289,10 @@ class SamplingMixin(ScoringMixin):
     def _report_rewards(self, scored: Scored, mode: str, lengths: Tensor) -> None:
         estimator, estimate = self.objective.estimator, scored.estimate
         stats = reward_metrics(scored.rollouts, estimator, estimate=estimate)
-        dead = stats.get("reward/constant_group_fraction")
+        constant = stats.get("reward/constant_group_fraction")
         old = self._metrics[mode].get("frac_reward_zero_std")
         if old:  # TRL's own judges the sum of raw rewards, or the batch; ours judges the groups' advantages
-            old[-1] = float(dead.value) if isinstance(dead, Mean) else old[-1]
+            old[-1] = float(constant.value) if isinstance(constant, Mean) else old[-1]
         stats |= group_metrics(scored.rollouts, estimator, estimate=estimate, lengths=lengths)
         self._add_stats(mode, stats | length_metrics(scored.rollouts, lengths=lengths))
         if self.args.log_completions:
