@@ -223,7 +223,7 @@ class TestMisuse:
     )
     def test_what_no_column_can_be(self, arguments: tuple[str, ...], message: str) -> None:
         with pytest.raises(CapabilityError, match=message):
-            Column(*arguments)  # type: ignore[arg-type]
+            Column(*arguments)
 
 
 def break_one() -> None:

@@ -53,7 +53,7 @@ def test_a_tally_takes_what_was_declared() -> None:
     with pytest.raises(WindowError, match="statistic 'b/tokens' is a Sum, but nothing was declared"):
         tally.add({"tokens": Sum.identity()}, "b")
     with pytest.raises(WindowError, match="statistics of a are NoneType; expected a dictionary"):
-        tally.add(None, "a")  # type: ignore[arg-type]
+        tally.add(None, "a")
     assert tally.missing == ["a/tokens"]
     tally.add({"tokens": Sum.identity()}, "a")
     assert tally.missing == []

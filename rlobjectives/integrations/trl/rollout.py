@@ -25,12 +25,12 @@ class Scored:
     Attributes:
         rollouts: All sequences of all ranks, in TRL's global order (so that groups lie together).
         estimate: The estimator's answer for all of them.
-        signal: Whether each group carries signal, ``[g]``; None for a token-level estimator.
+        alive: Whether each group carries signal, ``[g]``; None for a token-level estimator.
     """
 
     rollouts: Rollouts
     estimate: Tensor
-    signal: Tensor | None
+    alive: Tensor | None
 
 
 def unique_names(names: list[str]) -> tuple[str, ...]:
@@ -104,8 +104,8 @@ def _gather_rows(rows: Tensor, accelerator: Any) -> Tensor:
 def score(rollouts: Rollouts, estimator: Estimator) -> Scored:
     """Estimate raw advantages of all ranks' sequences. No communication; the same on every rank."""
     estimate = estimator.estimate(rollouts)
-    signal = None if estimator.token_level else estimator.carries_signal(rollouts, estimate)
-    return Scored(rollouts, estimate, signal)
+    alive = None if estimator.token_level else estimator.carries_signal(rollouts, estimate)
+    return Scored(rollouts, estimate, alive)
 
 
 def other_images(first: dict[str, Any], again: dict[str, Any], columns: list[str]) -> str | None:

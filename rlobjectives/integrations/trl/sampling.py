@@ -160,19 +160,19 @@ class SamplingMixin(ScoringMixin):
         output, scored = self._sample(inputs, mode)
         rounds = 0
         if mode == "train" and self.dynamic_sampling != "off":
-            assert scored.signal is not None
-            signal = scored.signal
+            assert scored.alive is not None
+            signal = scored.alive
             while (
                 self.dynamic_sampling == "resample" and rounds < self.max_resamples and not bool(signal.all())
             ):
                 rounds += 1
                 again, rescored = self._sample(inputs, mode)
-                assert rescored.signal is not None
+                assert rescored.alive is not None
                 raise_together(other_images(output, again, image_columns(self)))
-                taken = rescored.signal & ~signal
+                taken = rescored.alive & ~signal
                 output = merge_rounds(output, again, self._local(taken), self.processing_class.pad_token_id)
                 signal = signal | taken
-            self._count_sampling(scored.signal, signal, rounds)
+            self._count_sampling(scored.alive, signal, rounds)
             output[KEPT] = self._local(signal)
         if mode == "train":
             self._generation += 1
