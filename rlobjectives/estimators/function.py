@@ -83,6 +83,6 @@ class FunctionEstimator(Estimator):
                 hint = f" One number per token is FunctionEstimator(function={name}, token_level=True)."
             raise ShapeError(
                 f"{name!s} returned {got}; expected a tensor "
-                f"{list(expected)}, one number a {'token' if self.token_level else 'sequence'}.{hint}"
+                f"{list(expected)}, one number per {'token' if self.token_level else 'sequence'}.{hint}"
             )
         return found.detach().to(torch.float64)
