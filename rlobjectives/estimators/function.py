@@ -54,10 +54,14 @@ class FunctionEstimator(Estimator):
         return tuple(map(read, (*self.reads, *getattr(self.function, "reads", ()))))
 
     def check(self) -> None:
-        """It can be called."""
+        """It can be called, and what it reads is listed."""
         if not callable(self.function):
             raise CapabilityError(
                 f"function is {shown(self.function)}; expected a function (Rollouts) -> advantages."
+            )
+        if not isinstance(self.reads, (tuple, list)):
+            raise CapabilityError(
+                f"reads is {shown(self.reads)}; expected a tuple of columns, by name or as Column."
             )
 
     @property
